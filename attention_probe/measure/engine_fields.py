@@ -10,7 +10,7 @@ from attention_probe.measure.prompt_fields import (
     QUERY_SET_COUNT,
     FieldsByCondition,
     MeasurementOptions,
-    average_sums,
+    attention_fields,
     select_queries,
 )
 from attention_probe.prompts.token_roles import PromptsByCondition, common_tokens
@@ -25,10 +25,9 @@ def measure_in_engine(
     common_by_condition = common_tokens(prompts)
     # vLLM's worker stacks the sets of several requests, so all must have the same number of sets
     most_rows = max(map(options.count_rows, prompts.values()))
-    requests, sets_by_condition = [], {}
+    requests = []
     for condition, prompt in prompts.items():
         sets = select_queries(prompt, common_by_condition[condition])
-        sets_by_condition[condition] = sets
         row_sets = single_query_sets(options.count_rows(prompt), len(prompt), most_rows)
         requested_sets = sets.astype(int).tolist() + row_sets
         requests.append(
@@ -40,10 +39,11 @@ def measure_in_engine(
     for (condition, prompt), sums in zip(
         prompts.items(), record_sums(engine, requests), strict=True
     ):
-        # sums is [layer, set, head, key], with the sets in the order of the request
-        averaged_sums, row_sums = np.split(sums, [QUERY_SET_COUNT], axis=1)
-        fields = average_sums(prompt, sets_by_condition[condition], averaged_sums)
+        # sums is [layer, set, head, key]: the sets of `select_queries`, then one for each row
+        set_sums, rows = np.split(sums, [QUERY_SET_COUNT], axis=1)
+        sets = select_queries(prompt, common_by_condition[condition])
+        fields = attention_fields(prompt, sets, set_sums)
         # without the empty sets after the rows, and as [layer, head, query, key]
-        fields["rows"] = row_sums[:, : options.count_rows(prompt)].swapaxes(1, 2)
+        fields["rows"] = rows[:, : options.count_rows(prompt)].swapaxes(1, 2)
         fields_by_condition[condition] = fields
     return fields_by_condition

@@ -65,7 +65,7 @@ def select_queries(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> Que
     return np.stack([np.ones_like(is_common), is_common, is_common & prompt.has_role("problem")])
 
 
-def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
+def attention_fields(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
     """The measured fields of a `Trace`, from the sums of attention over `select_queries`.
 
     The first two sets give the mean weight of each token. The last one gives the masses: the mean
@@ -104,8 +104,9 @@ def measure_problem(
         prompts: The problem's prompts, the baseline first.
         options: Which measurements to make.
     """
-    common_by_condition, reference = common_tokens(prompts), None
+    common_by_condition = common_tokens(prompts)
     fields_by_condition = {}
+    reference = None
     for condition, prompt in prompts.items():
         sets = select_queries(prompt, common_by_condition[condition])
         capture = capture_attention(
@@ -124,12 +125,11 @@ def measure_problem(
             # the last set is the problem's common tokens, which the prompts of all conditions have
             positions = np.flatnonzero(sets[-1])
             activations = capture.activations[positions]
-            # the first prompt is the baseline's, whose thresholds serve for all conditions
+            # the first prompt is the baseline's, whose threshold and bins serve for all conditions
             if reference is None:
                 reference = ActivationReference.of(activations)
-            texts = _read_texts(prompt, positions)
             fields["activations"], fields["activation_histogram"] = measure_activations(
-                activations, reference, texts
+                activations, reference, _read_texts(prompt, positions)
             )
         fields_by_condition[condition] = fields
     return fields_by_condition
@@ -141,7 +141,7 @@ def _measure_attention(
     """The fields of attention and of the norms of hidden states, which are recorded by layer."""
     layers = capture.layers.values()  # ascending, as they are computed
     sums = torch.stack([layer.sums for layer in layers])
-    fields = average_sums(prompt, sets, sums.cpu().numpy())
+    fields = attention_fields(prompt, sets, sums.cpu().numpy())
     fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()
     if capture.norms:
         norms = torch.stack([*capture.norms.values()]).cpu().numpy()

@@ -27,7 +27,7 @@ from harness.errors import ModelError
 
 MOST_BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Largest size of a block of weights, by type of device."""
-FEWEST_QUERIES, MOST_QUERIES = 16, {"cpu": 64, "cuda": 1024}
+FEWEST_BLOCK_QUERIES, MOST_BLOCK_QUERIES = 16, {"cpu": 64, "cuda": 1024}
 """Queries of a block: the fewest, also of long prompts, and the most, by type of device."""
 
 ATTENTION_NAME = "mless_capture"
@@ -108,7 +108,8 @@ def attend(
 
     Its tensors are [1, head, token, unit], because a pass has one prompt. Keys and values have
     fewer heads than queries (KV heads), and consecutive query heads share one. The output is
-    [1, token, head, unit].
+    [1, token, head, unit]. It is not computed in the layer where the pass ends: that is the last
+    requested layer, unless hooks of the layer have yet to record something.
 
     Args:
         module: The model's attention module, which knows its layer.
@@ -132,25 +133,22 @@ def attend(
             "it cannot be probed."
         )
     head_count, token_count, head_dim = query.shape[1:]
-    reduction = Reduction(capture.request, query) if layer_index in capture.layer_indices else None
-    # the output of the last layer is needed only if the pass goes on for the hooks
-    output = None
-    if layer_index != capture.layer_indices[-1] or capture.has_pending_hooks:
-        output = value.new_empty(1, token_count, head_count, value.shape[-1])
     score_factor = head_dim**-0.5 if scaling is None else scaling
+    reduction = Reduction(capture.request, query) if layer_index in capture.layer_indices else None
+    ends_pass = layer_index == capture.layer_indices[-1] and not capture.has_pending_hooks
+    output = value.new_empty(1, token_count, head_count, value.shape[-1])
     for queries, keys, weights in weight_blocks(
         query[0], key[0], attention_mask, score_factor, softcap, s_aux
     ):
-        if output is not None:
+        if not ends_pass:
             output[0, queries] = _weigh_values(weights, value[0, :, keys])
+        # after the output, because `add` changes the weights
         if reduction is not None:
             reduction.add(weights, queries, keys)
     if reduction is not None:
         capture.layers[layer_index] = reduction.finish()
-        # raises CaptureFinished, which `capture_attention` catches
+        # ends the pass by CaptureFinished, which `capture_attention` catches
         capture.stop_if_complete()
-    # without an output the capture was complete, and the exception has ended the pass
-    assert output is not None
     return output, None
 
 
@@ -196,18 +194,18 @@ def weight_blocks(
         overwrites.
     """
     head_count, token_count, head_dim = query.shape
-    most_queries = _block_size(head_count * token_count, query.device)
-    # room for the last block, the largest: its queries see all keys
+    most_queries = _count_block_queries(head_count * token_count, query.device)
+    # room for the largest possible block, whose queries see all keys
     buffer = query.new_empty(head_count * min(most_queries, token_count) * token_count)
     for first_query in range(0, token_count, most_queries):
-        query_count = min(most_queries, token_count - first_query)
-        queries = slice(first_query, first_query + query_count)
-        # with a sliding window, no query of the block sees an earlier key
+        queries = slice(first_query, min(first_query + most_queries, token_count))
+        # query q sees the keys from q - window + 1 to q, or from 0 without a window
         first_key = 0 if mask.window is None else max(0, first_query - mask.window + 1)
         keys = slice(first_key, queries.stop)
-        key_count = queries.stop - first_key
-        scores = buffer[: head_count * query_count * key_count].view(len(key), -1, key_count)
+        query_count, key_count = queries.stop - first_query, keys.stop - first_key
+        # [KV head, query of any of its heads, unit or key]
         grouped_queries = query[:, queries].reshape(len(key), -1, head_dim)
+        scores = buffer[: head_count * query_count * key_count].view(len(key), -1, key_count)
         # scores = scaling * queries @ keys; `beta=0` ignores what the memory contains
         torch.baddbmm(scores, grouped_queries, key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
@@ -235,24 +233,23 @@ def _hide_keys(scores: Tensor, mask: CausalMask, queries: slice, keys: slice) ->
         hidden_keys = scores.new_full((query_count, query_count), -torch.inf).triu_(1)
         scores[..., -query_count:] += hidden_keys
     else:
-        is_visible = mask.block(queries, keys)[0]
-        scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
+        scores.masked_fill_(~mask.block(queries, keys)[0], -torch.inf)
 
 
-def _block_size(weights_per_query: int, device: torch.device) -> int:
+def _count_block_queries(weights_per_query: int, device: torch.device) -> int:
     """The number of queries in a block, whose weights are in float32.
 
-    It is the number that MOST_BLOCK_BYTES allows, but at least FEWEST_QUERIES and at most
-    MOST_QUERIES.
+    It is the number that MOST_BLOCK_BYTES allows, but at least FEWEST_BLOCK_QUERIES and at most
+    MOST_BLOCK_QUERIES.
 
     Args:
         weights_per_query: The number of weights that a query has in all heads together.
         device: Where the model runs.
     """
+    # every accelerator counts as a GPU
     kind = "cpu" if device.type == "cpu" else "cuda"
-    return max(
-        FEWEST_QUERIES, min(MOST_QUERIES[kind], MOST_BLOCK_BYTES[kind] // (4 * weights_per_query))
-    )
+    affordable_count = MOST_BLOCK_BYTES[kind] // (4 * weights_per_query)
+    return max(FEWEST_BLOCK_QUERIES, min(MOST_BLOCK_QUERIES[kind], affordable_count))
 
 
 @contextmanager

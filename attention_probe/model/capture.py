@@ -16,7 +16,7 @@ from attention_probe.model.first_layers import LoadedModel
 from harness.errors import ModelError
 from harness.layers_and_heads import list_numbers
 
-ACTIVATION_NAMES = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
+ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "gelu_impl")
 """Names that architectures give to the non-linearity of their MLP."""
 ALL_QUERIES_REQUEST = CaptureRequest()
 """The request that keeps nothing but the sums over all queries."""
@@ -126,15 +126,16 @@ def _record_states(loaded_model: LoadedModel, capture: Capture) -> Iterator[None
         capture.norms[layer_index] = hidden_states.float().norm(dim=-1).flatten()
         capture.stop_if_complete()
 
+    # a hook is removed at the end of its own context, and so at the end of the stack
     with ExitStack() as stack:
         if capture.request.activations:
-            handle = _find_activation(loaded_model).register_forward_hook(record_activations)
-            stack.callback(handle.remove)
+            stack.enter_context(
+                _find_activation(loaded_model).register_forward_hook(record_activations)
+            )
         if capture.request.norms:
             for layer_index in loaded_model.layer_indices:
                 layer = loaded_model.decoder_layers[layer_index]
-                handle = layer.register_forward_hook(partial(record_norms, layer_index))
-                stack.callback(handle.remove)
+                stack.enter_context(layer.register_forward_hook(partial(record_norms, layer_index)))
         yield
 
 

@@ -1,7 +1,7 @@
 """Load only a model's first layers from a checkpoint.
 
-`from_pretrained` of transformers reads them, with a config that is cut to that many layers. Tensors
-of later layers are then never read.
+A model is cut if it has only its first layers. `from_pretrained` of transformers reads them, with a
+config that has the number of these layers. Tensors of later layers are then never read.
 """
 
 import copy
@@ -122,7 +122,7 @@ def _load_checkpoint(
             trust_remote_code=is_trusted,
             # some architectures cannot change their attention after loading, so they keep this one
             attn_implementation="eager",
-            key_mapping={MULTIMODAL_PREFIX: ""},
+            key_mapping={MULTIMODAL_PREFIX: ""},  # the names as in a checkpoint of the text model
             # a pickled checkpoint could run code, and could not be read in part
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # they are refused below, together with other mismatches
@@ -172,8 +172,10 @@ def _cut_config(config: PretrainedConfig, layer_count: int) -> PretrainedConfig:
 def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
     """The path of the list of decoder layers in the full model, such as `layers`.
 
+    It is the only list of that length that lies in no other list of that length.
+
     Raises:
-        ModelError: there is not exactly one list of that length, or a module depends on it.
+        ModelError: there is none or more than one, or a layer depends on the number of layers.
     """
     with torch.device("meta"):  # which allocates no weight
         model = AutoModel.from_config(
@@ -188,7 +190,7 @@ def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == layer_count
     ]
-    # a layer may contain a list of the same length itself, such as one of experts
+    # a layer may itself contain a list of the same length, such as one of experts, which is deeper
     depth = min((path.count(".") for path in paths), default=0)
     outermost_paths = [path for path in paths if path.count(".") == depth]
     if len(outermost_paths) != 1:
@@ -198,10 +200,18 @@ def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
             f"{paths_text}."
         )
     layers_path = str(outermost_paths[0])
-    # a module that reads the number of layers would compute something else in a cut model
+    _refuse_dependence(name, model.get_submodule(layers_path))
+    return layers_path
+
+
+def _refuse_dependence(name: str, layers: nn.Module) -> None:
+    """Raise ModelError if the source of a module in these layers reads the number of layers.
+
+    The module would compute something else in a cut model.
+    """
     dependent_names = [
         module_type.__name__
-        for module_type in set(map(type, model.get_submodule(layers_path).modules()))
+        for module_type in set(map(type, layers.modules()))
         if "config.num_hidden_layers" in inspect.getsource(module_type)
     ]
     if dependent_names:
@@ -209,7 +219,6 @@ def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
             f"{name} cannot be cut: its {', '.join(dependent_names)} depends on the number of "
             "layers."
         )
-    return layers_path
 
 
 def _refuse_mismatch(

@@ -1,8 +1,9 @@
 """The attention that tokens receive, summed in the engine while prompts are prefilled.
 
 `mless probe` has the same numbers and many more, for models that Hugging Face runs in one process.
-Here only sums over queries leave the engine, so all layers of a large model can be recorded. A
-layer is open if the engine records or changes its attention or activations.
+Here only sums over sets of queries leave the engine, so all layers of a large model can be
+recorded. A query is a token that attends, and a key a token that receives attention. A layer is
+open if the engine records or changes its attention or activations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,4 +110,4 @@ def average_weights(sums: Weights, query_sets: ArrayLike) -> Weights:
     # the key's own query
     later_query_counts = np.cumsum(is_in_set[:, ::-1], axis=1)[:, ::-1] - is_in_set
     with np.errstate(invalid="ignore", divide="ignore"):
-        return sums / later_query_counts[None, :, None]
+        return sums / later_query_counts[:, None]

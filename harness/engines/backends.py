@@ -50,7 +50,7 @@ def check_backend(config: RunConfig, engine_choice: int | str | None = None) -> 
     backend, arguments = config.model.backend, config.model_arguments()
     refuse_interventions(config)
     if backend == "vllm":
-        engine_arguments(arguments)
+        engine_arguments(arguments)  # raises an error if they cannot be vLLM's
         return read_engine_choice(engine_choice, arguments)
     if engine_choice is not None:
         raise ConfigError(
@@ -74,11 +74,11 @@ class LmEvalBackend:
         Raises:
             EngineError: the model or its server failed.
         """
-        for first_number in range(0, len(requests), REQUESTS_PER_LM_EVAL_CALL):
-            batch = requests[first_number : first_number + REQUESTS_PER_LM_EVAL_CALL]
+        for first_index in range(0, len(requests), REQUESTS_PER_LM_EVAL_CALL):
+            batch = requests[first_index : first_index + REQUESTS_PER_LM_EVAL_CALL]
             instances = [
-                self._make_instance(request, number)
-                for number, request in enumerate(batch, first_number)
+                self._make_instance(request, request_index)
+                for request_index, request in enumerate(batch, first_index)
             ]
             _seed_batch(batch[0])
             try:
@@ -90,8 +90,8 @@ class LmEvalBackend:
                 for request, text in zip(batch, texts, strict=True)
             ]
 
-    def _make_instance(self, request: Request, number: int) -> Any:
-        """A request as lm-eval's models take it; `number` is its index among all requests."""
+    def _make_instance(self, request: Request, request_index: int) -> Any:
+        """A request as lm-eval's models take it; `request_index` counts all requests of the run."""
         from lm_eval.api.instance import Instance
 
         prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
@@ -102,13 +102,14 @@ class LmEvalBackend:
         # lm-eval's server models send the same seed for all samples that have none
         if request.seed is not None:
             settings["seed"] = request.seed
-        # the last argument: the task, the number of the document, and of its repeats
+        # 0 is the index of the request among those of its document; the last argument has the task,
+        # the index of the document, and the number of its repeats
         return Instance(
             "generate_until",
             {"id": request.problem_id},
             (prompt, settings),
             0,
-            (request.task, number, 1),
+            (request.task, request_index, 1),
         )
 
     def facts(self) -> dict[str, Any]:

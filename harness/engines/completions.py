@@ -127,15 +127,16 @@ def _decode(token_ids: list[int], prompt_token_ids: Any, tokenizer: Any) -> str:
         sampling_params=SamplingParams(**DECODING_ARGUMENTS),
     )
     detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)
+    text: str | None = None
     # a slow tokenizer has no `stream`, and `step` fails if the last bytes change earlier text
     with suppress(Exception):
-        text: str | None = detokenizer.stream.step(detokenizer.tokenizer, token_ids)
+        text = detokenizer.stream.step(detokenizer.tokenizer, token_ids)
+    # `text` is None if the last bytes only begin a character, and it has the replacement character
+    # for bytes that make no character
+    if text is not None and "\ufffd" not in text:
         is_added = [token_id in detokenizer.added_token_ids for token_id in token_ids]
         # vLLM would put no space between two added tokens that follow each other
-        has_added_pair = (True, True) in pairwise(is_added)
-        # `text` is None if the last bytes only begin a character, and it has the replacement
-        # character for bytes that make no character
-        if text is not None and "\ufffd" not in text and not has_added_pair:
+        if (True, True) not in pairwise(is_added):
             return text
     # a new detokenizer, because the first one has already taken the tokens
     detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)

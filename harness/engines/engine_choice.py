@@ -70,16 +70,16 @@ def open_engines(
     from harness.engines.ray_carrier import RayCarrier
 
     gpus_per_engine = math.prod(
-        int(arguments.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline")
+        int(arguments.get(argument_name) or 1)
+        for argument_name in ("tensor_parallel_size", "pipeline_parallel_size")
     )
     carrier = RayCarrier(arguments, has_sampled_requests, gpus_per_engine, log_path)
-    # the GPUs of an engine are on one machine, so each machine is divided by itself
+    auto_count = 1
+    most_engines = max(MOST_ENGINES_ON_FEW_CORES, MOST_ENGINES_PER_CORE * carrier.core_count)
     if carrier.gpu_counts:
+        # the GPUs of an engine are on one machine, so each machine is divided by itself
         most_engines = sum(gpu_count // gpus_per_engine for gpu_count in carrier.gpu_counts)
         auto_count = most_engines
-    else:
-        most_engines = max(MOST_ENGINES_ON_FEW_CORES, MOST_ENGINES_PER_CORE * carrier.core_count)
-        auto_count = 1
     engine_count = auto_count if engine_choice == AUTO else int(engine_choice)
     if not 1 <= engine_count <= most_engines:
         carrier.close()

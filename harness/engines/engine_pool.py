@@ -130,8 +130,11 @@ class EnginePool:
         return self._fruitless_starts < MOST_FRUITLESS_STARTS
 
     def _start(self, engine_count: int) -> None:
-        """Start engines until there are `engine_count`."""
-        # the first engine compiles the model for all others
+        """Start engines until there are `engine_count`.
+
+        There are fewer while the first one compiles the model, and if no engine may be started.
+        """
+        # the other engines find the compiled model in vLLM's cache
         if self._is_compiled and not self.cards:
             engine_count = 1
         while len(self._engines) < engine_count and self._may_start:
@@ -139,7 +142,11 @@ class EnginePool:
             self._engines.append(_Engine(handle, call))
 
     def _hand_out(self, most_requests: int) -> None:
-        """Fill up each engine that has no call to at most `most_requests` unfinished requests."""
+        """Call each loaded engine that has no call, with further requests from the queue.
+
+        An engine has at most `most_requests` unfinished requests, and no more than
+        REQUESTS_PER_SEQUENCE for each sequence that it can run at once.
+        """
         for engine in self._engines:
             # an engine without facts is still loading the model
             if not engine.facts or engine.call is not None:
@@ -150,6 +157,7 @@ class EnginePool:
             for _, request in requests:
                 refuse_too_long(request, engine.facts["max_model_len"])
             engine.requests.update(requests)
+            # also without a new request, so that the engine goes on with those that it has
             if engine.requests:
                 engine.call = self._carrier.exchange(engine.handle, requests)
 

@@ -112,12 +112,12 @@ def started_processes() -> Iterator[list[BaseProcess]]:
     processes: list[BaseProcess] = []
     original_start = BaseProcess.start
 
-    def start_and_note(process: BaseProcess) -> None:
+    def start_and_collect(process: BaseProcess) -> None:
         """Stands in for `BaseProcess.start` within the context."""
         original_start(process)
         processes.append(process)
 
-    BaseProcess.start = start_and_note  # type: ignore[assignment, method-assign]
+    BaseProcess.start = start_and_collect  # type: ignore[assignment, method-assign]
     try:
         yield processes
     finally:

@@ -16,7 +16,7 @@ SEARCHED_LOG_BYTES = 2**18
 
 @contextmanager
 def library_log(path: Path) -> Iterator[None]:
-    """Send the standard error of libraries and their processes to a file, and Python's warnings.
+    """Send Python's warnings and the standard error of libraries and their processes to a file.
 
     Within the context descriptor 2, to which libraries write, is the file, and `sys.stderr`, to
     which mless writes, still is the terminal.

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,10 @@ class EngineActor:
         os.environ.pop("OMP_NUM_THREADS", None)
         if omp_threads:
             os.environ["OMP_NUM_THREADS"] = omp_threads
-        try:
-            with open(log_path, "ab") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-        except OSError:  # another machine may not have the folder of the log
-            pass
+        # another machine may not have the folder of the log
+        with suppress(OSError), open(log_path, "ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
         self._engine = VLLMEngine(arguments, has_sampled_requests=has_sampled_requests)
         self._unfinished_count = 0
         return self._engine.facts()
@@ -84,10 +82,11 @@ class EngineActor:
     def exchange(
         self, requests: Sequence[tuple[int, Request]]
     ) -> tuple[list[Completion], list[int]]:
-        """Take requests and work until EXCHANGE_SECONDS are over and a completion has finished.
+        """Take requests, and work on all that are unfinished.
 
-        This ends earlier if all requests are finished, and after FRUITLESS_EXCHANGE_SECONDS if no
-        request is.
+        This ends when all are finished. Else it ends after EXCHANGE_SECONDS if a completion has
+        finished by then, when the first one finishes after that, or without one after
+        FRUITLESS_EXCHANGE_SECONDS.
 
         Returns:
             The completions that have finished, and `VLLMEngine.token_counts`.
@@ -142,12 +141,7 @@ class RayCarrier:
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         """The files of a Ray that was started here; None with a cluster."""
         self._connect()
-        try:
-            nodes = self._ray.nodes()
-        except BaseException:
-            self.close()  # the caller cannot, because it does not get this object
-            raise
-        machines = [node["Resources"] for node in nodes if node["Alive"]]
+        machines = self._list_machines()
         self.gpu_counts = [
             int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1
         ]
@@ -194,6 +188,14 @@ class RayCarrier:
         except BaseException:  # Ctrl-C, or Ray's SystemExit after SIGTERM
             self.close()
             raise KeyboardInterrupt from None
+
+    def _list_machines(self) -> list[dict[str, float]]:
+        """The numbers of GPUs, cores and other resources of each machine that is alive."""
+        try:
+            return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        except BaseException:
+            self.close()  # the caller of `__init__` cannot, because it does not get this object
+            raise
 
     def _prepare_local_ray(self) -> dict[str, Any]:
         """Make a folder for Ray on this machine, and return further arguments of `ray.init`."""

@@ -150,24 +150,24 @@ class ServedModel:
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate the requests in their order; yield completions as they come, or an empty list.
 
-        A request without a completion does not hold up the others.
+        A request that fails does not hold up the others. After MOST_FAILURES_IN_A_ROW no further
+        request is sent.
 
         Raises:
-            EngineError: requests have no completion, or many in a row. All completions were
-                yielded.
+            EngineError: at the end, if any request failed. All completions were yielded.
         """
         unsent_requests, loop = iter(requests), self._runner.get_loop()
         # the time of the last whole completion, from which `_generate` limits pauses
         self._last_reply_time = loop.time()
         request_by_call: dict[ServerCall, Request] = {}
-        problems_by_error: dict[str, list[str]] = {}
+        failures = []
         failures_in_a_row = 0
         try:
             while failures_in_a_row < MOST_FAILURES_IN_A_ROW:
                 free_count = self._arguments.num_concurrent - len(request_by_call)
                 for request in islice(unsent_requests, free_count):
                     request_by_call[loop.create_task(self._generate(request))] = request
-                # every request has its completion or its error
+                # every request has its completion or its error, and none is left to send
                 if not request_by_call:
                     break
                 completions = []
@@ -177,21 +177,16 @@ class ServedModel:
                         completions.append((request, call.result()))
                         failures_in_a_row = 0
                     except EngineError as error:
-                        problem = f"problem {request.problem_id} of {request.task}"
-                        problems_by_error.setdefault(str(error), []).append(problem)
+                        failures.append((request, error))
                         failures_in_a_row += 1
                 yield completions
         finally:
             # also after an error or an interruption, so that the server does not go on generating
             self._runner.run(_cancel(request_by_call))
-        if problems_by_error:
-            failures = [
-                f"{list_first(problems, 1)}: {error_text}"
-                for error_text, problems in problems_by_error.items()
-            ]
+        if failures:
             raise EngineError(
-                f"The server at {self._base_url} gives no completion of {list_first(failures)}. "
-                f"{CONTINUE_ADVICE}"
+                f"The server at {self._base_url} gives no completion of "
+                f"{_list_failures(failures)}. {CONTINUE_ADVICE}"
             )
 
     def _wait(self, calls: Iterable[ServerCall]) -> Iterable[ServerCall]:
@@ -249,8 +244,14 @@ class ServedModel:
     async def _generate(self, request: Request) -> Completion:
         """Send a request until its completion is whole, or no further attempt is allowed.
 
-        An incomplete completion of the last attempt is returned. Pauses that a server without a
-        completion asks for are limited in time, all other attempts in number.
+        1. No attempt follows a status outside RETRIED_STATUSES.
+        2. If the server asks to wait and gave no completion, the next attempt follows this pause.
+           None does if the pause would end later than `timeout` after the last whole completion of
+           any request.
+        3. Else `max_retries` limits the attempts, and after an incomplete completion
+           MOST_INCOMPLETE_RETRIES too. The pauses double.
+
+        An incomplete completion of the last attempt is returned.
 
         Raises:
             EngineError: the last reply has no completion.
@@ -268,19 +269,18 @@ class ServedModel:
                 break
             if pause_seconds > 0 and not completion:
                 # the server is busy, so it may take as long as the limit of an answer
-                pause_end = clock() + pause_seconds
-                if pause_end > self._last_reply_time + self._arguments.timeout:
+                if clock() + pause_seconds > self._last_reply_time + self._arguments.timeout:
                     break
                 await asyncio.sleep(max(pause_seconds, 1.0))
-            else:
-                most_retries = self._arguments.max_retries
-                # the user's limit is for a broken server; here the server works
-                if completion:
-                    most_retries = min(most_retries, MOST_INCOMPLETE_RETRIES)
-                if retry_count >= most_retries:
-                    break
-                await asyncio.sleep(2.0**retry_count)  # 1, 2, 4
-                retry_count += 1
+                continue
+            most_retries = self._arguments.max_retries
+            # the user's limit is for a broken server; here the server works
+            if completion:
+                most_retries = min(most_retries, MOST_INCOMPLETE_RETRIES)
+            if retry_count >= most_retries:
+                break
+            await asyncio.sleep(2.0**retry_count)  # 1, 2, 4
+            retry_count += 1
         if completion:
             return completion
         status_text = f"HTTP {status}: " if status else ""
@@ -329,6 +329,18 @@ class ServedModel:
         if self._template_switches:
             parameters["chat_template_kwargs"] = self._template_switches
         return {**parameters, "messages": request.turns}
+
+
+def _list_failures(failures: Iterable[tuple[Request, EngineError]]) -> str:
+    """The different errors, each after the first of its problems and the number of the others."""
+    problems_by_error: dict[str, list[str]] = {}
+    for request, error in failures:
+        problems_by_error.setdefault(str(error), []).append(
+            f"problem {request.problem_id} of {request.task}"
+        )
+    return list_first(
+        [f"{list_first(problems, 1)}: {error}" for error, problems in problems_by_error.items()]
+    )
 
 
 async def _cancel(calls: Iterable[ServerCall]) -> None:

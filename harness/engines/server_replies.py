@@ -11,10 +11,14 @@ from harness.finish_reasons import read_reason
 def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completion | None:
     """The completion in a reply.
 
-    Text after a stop string is cut off, because a server that did not get the stop strings (`omit`)
-    goes on after them; the finish reason then is `stop`. Else the completion of a reply with an
-    error has the finish reason `error`, and one without a text has `no text`, unless it reached its
-    limit, or ended at its first token or stop string.
+    Its text ends before the first stop string, because a server that did not get the stop strings
+    (`omit`) goes on after them. Its finish reason is the first of these that applies:
+
+    1. `stop` if the text was cut at a stop string.
+    2. `error` if the reply reports an error.
+    3. `no text` if it has neither text nor reasoning, cannot have ended at its first token or stop
+       string, and the server names no other reason than a stop.
+    4. The server's.
 
     Args:
         status: The status code.
@@ -38,12 +42,13 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     )
     reasoning = _find_text(message, "reasoning_content") or _find_text(message, "reasoning")
     token_count = _find_count(body, "completion_tokens")
-    # a completion without a text may have ended at its first token, or at its first stop string
-    ended_at_once = token_count == 1 or (token_count and stop_strings)
+    # the only tokens of a whole completion without a text: the end token, or a stop string
+    may_be_whole = token_count == 1 or (token_count and stop_strings)
+    lacks_text = not (text or reasoning or may_be_whole)
+    finish_reason = _find_finish_reason(body, lacks_text)
     cut_text = text
     for stop_string in stop_strings:
         cut_text = cut_text.partition(stop_string)[0]
-    finish_reason = _find_finish_reason(body, text or reasoning or ended_at_once)
     return Completion(
         text=cut_text,
         reasoning=reasoning,
@@ -55,14 +60,15 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     )
 
 
-def _find_finish_reason(body: Any, may_have_ended: object) -> str | None:
-    """The finish reason of a reply; if `may_have_ended` is false, the model wrote nothing."""
+def _find_finish_reason(body: Any, lacks_text: bool) -> str | None:
+    """The finish reason of a reply: see points 2 to 4 of `read_reply`."""
     choice = _find(body, "choices", 0)
     if _find(body, "error") or _find(choice, "error"):
         return "error"
     server_reason = _find(choice, "finish_reason")
     reason = None if server_reason is None else str(server_reason)
-    if not may_have_ended and read_reason(reason) in (None, "stop"):
+    # any other reason, such as the limit of tokens, explains why there is no text
+    if lacks_text and read_reason(reason) in (None, "stop"):
         return "no text"
     return reason
 

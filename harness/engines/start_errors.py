@@ -29,9 +29,17 @@ process."""
 KNOWN_CAUSES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """The known causes of failed starts. `start_errors.yaml` begins with their fields."""
 
+_SECONDARY_ERROR = re.compile(
+    r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
+    r"|RuntimeError: cancelled"  # a call to a worker that has died; its death has another cause
+)
+"""Messages of errors that only follow from another error."""
+_EXCEPTION_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
+"""The line of a traceback that names the exception."""
+
 
 def make_start_error(
-    model_name: str, error: BaseException, log_text: str, exit_codes: Sequence[int | None]
+    model_name: str, error: BaseException, log_text: str, exit_codes: Sequence[int]
 ) -> ModelError:
     """The error for an engine that did not start.
 
@@ -41,12 +49,12 @@ def make_start_error(
         model_name: The model's folder or hub name.
         error: The error of the start.
         log_text: The standard error of the engine's processes.
-        exit_codes: The exit codes of the processes; None of a process that runs.
+        exit_codes: The exit codes of the processes; 0 also for a process that still runs.
     """
     # Python reports the end by a signal as a negative exit code
-    signal_numbers = [-code for code in exit_codes if code and code < 0]
+    signal_numbers = [-code for code in exit_codes if code < 0]
     # if a process ends with an error, vLLM ends the others by a signal, which then is not the cause
-    has_error_code = any(code and code > 0 for code in exit_codes)
+    has_error_code = any(code > 0 for code in exit_codes)
     # vLLM also ends the process by a signal after an error that it explains itself
     is_explained = not _SECONDARY_ERROR.search(str(error)) or known_cause(log_text, model_name)
     if has_error_code or is_explained or not signal_numbers:
@@ -77,29 +85,25 @@ def explain_start_error(
 
 
 def known_cause(log_text: str, model_name: str = "") -> str:
-    """The message of the first of KNOWN_CAUSES that a log names; empty if it names none."""
-    error_line = " ".join(_strip_log(log_text).split())
+    """The message of the first of KNOWN_CAUSES that a log names; empty if it names none.
+
+    A message may quote the groups of its pattern, and as `hub` the explanation of an error of the
+    hub.
+    """
+    # blanks for line breaks, so that a pattern matches across lines
+    errors_text = " ".join(_strip_log(log_text).split())
     for cause in KNOWN_CAUSES:
-        if match := re.search("|".join(cause["patterns"]), error_line):
-            # a message may quote groups of its pattern, and the explanation of an error of the hub
+        if match := re.search("|".join(cause["patterns"]), errors_text):
             quotes = {
                 group_name: text.rstrip()[:MOST_QUOTED_CHARACTERS]
                 for group_name, text in match.groupdict(default="").items()
             }
             # the log has the error's text, and the explanation needs an error
-            error = OSError(error_line[match.start() :][:MOST_QUOTED_CHARACTERS])
-            quotes["hub"] = explain_hub_error(model_name, error)
+            quotes["hub"] = explain_hub_error(
+                model_name, OSError(errors_text[match.start() :][:MOST_QUOTED_CHARACTERS])
+            )
             return str(cause["message"].format(**quotes))
     return ""
-
-
-_SECONDARY_ERROR = re.compile(
-    r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
-    r"|RuntimeError: cancelled"  # a call to a worker that has died; its death has another cause
-)
-"""Messages of errors that only follow from another error."""
-_EXCEPTION_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
-"""The line of a traceback that names the exception."""
 
 
 def _last_error(log_text: str) -> str:

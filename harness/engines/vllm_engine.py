@@ -135,7 +135,7 @@ class VLLMEngine:
         # before vLLM is imported, because the import reads the environment
         _prepare_environment()
         try:
-            from vllm import EngineArgs, LLMEngine, envs
+            from vllm import EngineArgs, LLMEngine
             from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
         except Exception as error:  # vLLM's build for another driver or torch raises anything
@@ -148,19 +148,14 @@ class VLLMEngine:
             use_all_cores()
             options = fit_to_cpu(options, has_sampled_requests)
         options = ENGINE_DEFAULTS | options
-
-        def load() -> Any:
-            """Start vLLM's engine; `_load` has this done in the thread of the calls."""
+        self._load(
+            str(options["model"]),
             # LLM_CLASS: vLLM chooses its numbers of sequences and tokens in a step as for its own
             # offline `LLM`, not as for a server
-            return LLMEngine.from_engine_args(
+            lambda: LLMEngine.from_engine_args(
                 EngineArgs(**options), usage_context=UsageContext.LLM_CLASS
-            )
-
-        self._load(str(options["model"]), load, envs)
-        config = self._engine.vllm_config
-        self.max_model_len = config.model_config.max_model_len
-        self.max_num_seqs = config.scheduler_config.max_num_seqs
+            ),
+        )
         self._agreement = None
         """How well the engine agrees with the reference answers; None without interventions."""
         if reference := intervention_options.get("reference"):
@@ -168,19 +163,26 @@ class VLLMEngine:
                 lambda: intervention_check.check_engine(self._engine, reference)
             )
 
-    def _load(self, model_name: str, load: Callable[[], Any], envs: Any) -> None:
-        """Start vLLM with `load`, in the thread that makes all calls to it."""
+    def _load(self, model_name: str, make_engine: Callable[[], Any]) -> None:
+        """Start vLLM in the thread that makes all later calls to it.
+
+        `make_engine` starts vLLM's processes and returns its engine.
+        """
+        from vllm import envs
+
         self._messages = NewMessages()
         try:
             with end_processes_with_run(), started_processes() as processes:
                 self._calls = WatchedCalls(
                     processes, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._make_death_error
                 )
-                self._engine = self._calls.start(load)
+                self._engine = self._calls.start(make_engine)
         except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
-            exit_codes = [process.exitcode for process in processes]
+            # a process that still runs has the exit code None
+            exit_codes = [process.exitcode or 0 for process in processes]
             raise make_start_error(model_name, error, self._messages.read(), exit_codes) from error
-        self._messages.forget()  # messages of the start explain no later death
+        # a later death has another cause than those that the messages of the start name
+        self._messages.forget()
 
     @property
     def token_counts(self) -> list[int]:
@@ -200,17 +202,18 @@ class VLLMEngine:
                 shutting down. In the last case it reports its unfinished requests as finished, with
                 `abort`; those are not samples.
         """
+        config = self._engine.vllm_config
+        most_requests = REQUESTS_PER_SEQUENCE * config.scheduler_config.max_num_seqs
         queue = deque(enumerate(requests))
         request_by_id: dict[str, Request] = {}
         while queue or request_by_id:
-            while queue and len(request_by_id) < REQUESTS_PER_SEQUENCE * self.max_num_seqs:
+            while queue and len(request_by_id) < most_requests:
                 number, request = queue.popleft()
-                refuse_too_long(request, self.max_model_len)
+                refuse_too_long(request, config.model_config.max_model_len)
                 self.submit(str(number), request)
                 request_by_id[str(number)] = request
-            completions = self.step()
             yield [
-                (request_by_id.pop(completion.request_id), completion) for completion in completions
+                (request_by_id.pop(completion.request_id), completion) for completion in self.step()
             ]
 
     def submit(self, request_id: str, request: Request) -> None:
@@ -243,8 +246,8 @@ class VLLMEngine:
             raise self._make_death_error()
         outputs = self._calls.call(self._take_steps)
         if self._layers_by_use and not self._engine.has_unfinished_requests():
-            # each step checks the rows of the step before, so those of the last step are checked
-            # here
+            # Each step checks the tokens that an intervention changed in the step before. After the
+            # last request no step follows.
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         completions, self._is_aborted = read_outputs(
             outputs, self._engine.output_processor.tokenizer
@@ -270,8 +273,7 @@ class VLLMEngine:
             return completion
         if recording_name not in self._attention_by_recording:
             self._calls.call(self._read_attention)
-        attention = self._attention_by_recording.pop(recording_name)
-        return replace(completion, attention=attention)
+        return replace(completion, attention=self._attention_by_recording.pop(recording_name))
 
     def _read_attention(self) -> None:
         """Read the attention of all finished prompts into `_attention_by_recording`.

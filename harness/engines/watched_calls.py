@@ -56,8 +56,8 @@ class WatchedCalls:
         """Calls for the thread, each with the future that gets its answer; None ends the thread."""
         threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
 
-    def start(self, load: Callable[[], Any]) -> Any:
-        """Have the thread start vLLM, and return the engine.
+    def start(self, make_engine: Callable[[], Any]) -> Any:
+        """Have the thread call `make_engine`, which starts vLLM, and return the engine.
 
         vLLM raises an error if a process dies while it loads the model. If it dies just after that,
         vLLM sends it a first message and waits for the answer for ever. So this does not wait for
@@ -68,7 +68,7 @@ class WatchedCalls:
             BaseException: whatever vLLM raises.
         """
         future: Future[Any] = Future()
-        self._queue.put((load, future))
+        self._queue.put((make_engine, future))
         polls_since_death = 0
         try:
             while not wait([future], timeout=POLL_SECONDS).done:

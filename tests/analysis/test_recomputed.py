@@ -141,7 +141,8 @@ def test_means_differences_flips_and_p_of_a_pair_of_logs(
     scores = [read(path, metric) for path in paths]
     # [problem, sample]
     tables = [np.array([of_log[item] for item in sorted(scores[0])], int) for of_log in scores]
-    expected = compare_counts(*(table.sum(1) for table in tables), tables[0].shape[1])
+    old_table, new_table = tables
+    expected = compare_counts(old_table.sum(1), new_table.sum(1), old_table.shape[1])
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     accuracies = [100 * table.mean() for table in tables]
     assert [wo["accuracy"], row["accuracy"]] == pytest.approx(accuracies)

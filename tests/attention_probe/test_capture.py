@@ -23,7 +23,7 @@ from tests.tiny_models import ARCHITECTURES, VOCABULARY, build_whole, largest_er
 
 LENGTH = 45
 LAYERS = (0, 1, 2)
-BLOCK_SIZE = "attention_probe.model.attention_function._block_size"
+BLOCK_SIZE = "attention_probe.model.attention_function._count_block_queries"
 TOKEN_IDS = torch.randint(1, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(3))
 POSITIONS = torch.arange(LENGTH)
 SETS = torch.stack([POSITIONS >= 0, POSITIONS % 3 == 0, POSITIONS > LENGTH / 2])

@@ -10,11 +10,12 @@ import numpy as np
 import pandas
 import pytest
 
-from attention_probe.figures.figure_config import PromptsConfig
+from attention_probe.prompts.prompts_config import PromptsConfig
 from benchmarks.controls import CONTROLS, describe_run, make_changed_run
 from benchmarks.seed_claims import load, page
 from harness import Run, grade, load_config, load_run
 from harness.execution.sample_grading import grade_job
+from harness.experiment.fewshot_examples import FewshotConfig
 from harness.experiment.plan import make_plan, sample_key
 from harness.experiment.problems import fold_text, open_dataset
 from harness.experiment.prompts.prompt import hash_prompts, hash_text
@@ -91,7 +92,7 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay(expected):
         # the toy's problems stand for MATH-500 in tests
         dataset = open_dataset(config.dataset)
         assert len({fold_text(row.problem) for row in dataset.problems}) == len(dataset.problems)
-        if config.fewshot:
+        if isinstance(config.fewshot, FewshotConfig):
             *_, ids = config.fewshot.split(
                 dataset.problems, draws_per_problem=config.draws_per_problem
             )
