@@ -121,7 +121,6 @@ def average_curve(
         ConfigError: the traces lack a layer or head, or fewer than half of the prompts share a
             region of the filler.
     """
-    header = traces.header
     condition_traces = [traces.get(problem_id, condition) for problem_id in problem_ids]
     filler_positions: Integers | tuple[()] = ()
     if settings.view == "full":
@@ -134,7 +133,7 @@ def average_curve(
             "stands at the shaded positions"
         )
     clusters = traces.clusters([trace.problem_id for trace in condition_traces])
-    weights = settings.read_weights(header, condition_traces)
+    weights = settings.read_weights(traces.header, condition_traces)
     points = average_columns(weights, clusters).rename_axis("x").reset_index()
     points = points[points["count"] > 0]
     return points.assign(
@@ -142,7 +141,7 @@ def average_curve(
         layer=settings.layer + 1,
         view=settings.view,
         definition=settings.definition,
-        first_token_excluded=settings.first_x(header) > 0,
+        first_token_excluded=settings.first_x(traces.header) > 0,
         unit=SHARE_UNIT,
         prompts=len(condition_traces),
         clusters=clusters.max() + 1,

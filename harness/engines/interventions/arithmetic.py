@@ -137,18 +137,19 @@ def changed_weights(
     Returns:
         [sequence, head for keys, head of these, token, position] in float32.
     """
-    queries = query_indices[:, :, None]  # [sequence, token, 1]
-    keys = torch.arange(key.shape[1] - changes.most_phantoms, device=query.device)
-    phantoms = torch.arange(changes.most_phantoms, device=query.device)
+    query_index = query_indices[:, :, None]  # [sequence, token, 1]
+    key_index = torch.arange(key.shape[1] - changes.most_phantoms, device=query.device)
+    phantom_index = torch.arange(changes.most_phantoms, device=query.device)
     # each [sequence, 1, 1]; the switches `has_scale` and `has_bias` are 0 or 1
     start, end, phantom_counts, has_scale, has_bias = changes.filler
     # all these masks are [sequence, token, position]
-    is_after_filler = queries >= end
-    is_phantom = (phantoms < phantom_counts) & is_after_filler
-    is_in_filler = (keys >= start) & (keys < end) & is_after_filler
-    log_weights = torch.where(keys <= queries, 0.0, -torch.inf)
-    for first, stop, first_later, log_weight in changes.ranges:
-        has_weight = (keys >= first) & (keys < stop) & (queries >= first_later)
+    is_after_filler = query_index >= end
+    is_phantom = (phantom_index < phantom_counts) & is_after_filler
+    is_in_filler = (key_index >= start) & (key_index < end) & is_after_filler
+    # causal: a query sees no later key
+    log_weights = torch.where(key_index <= query_index, 0.0, -torch.inf)
+    for first, stop, first_query, log_weight in changes.ranges:
+        has_weight = (key_index >= first) & (key_index < stop) & (query_index >= first_query)
         log_weights = torch.where(has_weight, log_weight, log_weights)
     phantom_log_weights = torch.where(is_phantom, 0.0, -torch.inf)
     # the weights with the filler and with all phantoms of a sequence
@@ -168,9 +169,10 @@ def plain_weights(query: Tensor, key: Tensor, score_factor: float, log_weights: 
 
     `log_weights` are added to the scores, to which they broadcast; -inf hides a key.
     """
-    queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
-    scores = torch.einsum("bthgd,bhld->bhgtl", queries, _move_heads_first(key)).mul_(score_factor)
-    return scores.add_(log_weights).softmax(-1)
+    # b sequence, t query, h KV head, g query head of this KV head, d unit, l key
+    grouped_query = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
+    scores = torch.einsum("bthgd,bhld->bhgtl", grouped_query, _move_heads_first(key))
+    return scores.mul_(score_factor).add_(log_weights).softmax(-1)
 
 
 def _move_heads_first(states: Tensor) -> Tensor:

@@ -64,16 +64,17 @@ class ReferenceModel:
         AttentionInterface.register(REFERENCE_ATTENTION, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
             model_name,
-            dtype=getattr(torch, dtype),
+            dtype=dtype,
             attn_implementation=REFERENCE_ATTENTION,
             revision=revision,
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
+        blocks = self.model.model.layers
         for layer in layers:
-            mlp = self.model.model.layers[layer].mlp
-            mlp.act_fn.register_forward_hook(partial(self._change_activations, layer))
-        for layer, block in enumerate(self.model.model.layers):
+            activation = blocks[layer].mlp.act_fn
+            activation.register_forward_hook(partial(self._change_activations, layer))
+        for layer, block in enumerate(blocks):
             if hasattr(block, "mlp"):  # in some models not every block has an MLP
                 block.mlp.register_forward_hook(partial(self._change_outputs, layer))
 
@@ -103,7 +104,7 @@ class ReferenceModel:
         self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         # the tokens of the next pass, the states of all tokens before them, and their number
-        ids, past_states, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
+        ids, past_states, start = torch.tensor([token_ids], device=self.model.device), None, 0
         for _ in range(token_count):
             self._indices = start + torch.arange(ids.shape[1], device=ids.device)
             self._positions = add_gap(self._indices, *find_gap(self._changes))
@@ -143,21 +144,19 @@ class ReferenceModel:
         self, layer: int, module: nn.Module, inputs: Any, activations: Tensor
     ) -> Tensor:
         """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
-        changed = activations
         for change in select_changes(self._changes, layer, "activations"):
-            changed = change_activations(changed[0], self._positions, change)[None]
-        return changed
+            activations = change_activations(activations[0], self._positions, change)[None]
+        return activations
 
     def _change_outputs(self, layer: int, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         """Outputs [1, token, unit] of an MLP, changed if the intervention changes them."""
-        changed = outputs
         for change in select_changes(self._changes, layer, "outputs"):
             source = self._outputs_by_source[tuple(change["source"])][layer]
             is_changed = torch.isin(self._indices, copy_to(outputs.device, change["tokens"]))
-            changed = change_outputs(changed[0], is_changed, change, source)[None]
+            outputs = change_outputs(outputs[0], is_changed, change, source)[None]
         if isinstance(outputs, Tensor):  # an MLP of experts may also return their choice
-            self._last_output_by_layer[layer] = changed[0, -1].clone()
-        return changed
+            self._last_output_by_layer[layer] = outputs[0, -1].clone()
+        return outputs
 
     def _attention(
         self,
@@ -179,9 +178,6 @@ class ReferenceModel:
         if not changes:
             attended, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
             return attended, None
-        # in a pass for the answer, the queries are the last tokens
-        key_count = key.shape[2]
-        indices = torch.arange(key_count - query.shape[2], key_count, device=query.device)[None]
         query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         # A layer has at most one change of attention. Phantom keys come last because
         # `changed_weights` expects them there; it hides them from queries before the filler's
@@ -190,7 +186,7 @@ class ReferenceModel:
             key = torch.cat([key, self._phantom_states[0]], 1)
             value = torch.cat([value, self._phantom_states[1]], 1)
         attended = attend_with_changes(
-            query, key, value, scaling, indices, tabulate_changes(changes, query.device)
+            query, key, value, scaling, self._indices[None], tabulate_changes(changes, query.device)
         )
         return attended.to(query.dtype), None
 

@@ -9,7 +9,6 @@ import math
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain
 from typing import Any
 
 from harness.constants import JsonObject
@@ -227,12 +226,15 @@ def compare_with_reference(
         EngineError: an arm does not answer as in Hugging Face.
     """
     bound = FLOAT32_BOUND if reference["questions"]["dtype"] == "float32" else HALF_PRECISION_BOUND
-    distances_by_arm, disagreements = {}, []
+    all_distances: list[float] = []
+    disagreements = []
     for arm_name, arm_replies in replies_by_arm.items():
-        reply_pairs = zip(arm_replies, reference["answers"][arm_name], strict=True)
-        distances_by_arm[arm_name] = distances = [
-            logprob_distance(reply, expected_reply, bound) for reply, expected_reply in reply_pairs
+        expected_replies = reference["answers"][arm_name]
+        distances = [
+            logprob_distance(reply, expected_reply, bound)
+            for reply, expected_reply in zip(arm_replies, expected_replies, strict=True)
         ]
+        all_distances += distances
         agreeing_count = sum(distance <= bound for distance in distances)
         if agreeing_count < len(distances):
             disagreements.append(f"{arm_name} {agreeing_count} of {len(distances)}")
@@ -244,7 +246,7 @@ def compare_with_reference(
     return {
         "prompts": {arm_name: len(replies) for arm_name, replies in replies_by_arm.items()},
         "bound": bound,
-        "largest": max(chain.from_iterable(distances_by_arm.values()), default=0.0),
+        "largest": max(all_distances, default=0.0),
     }
 
 

@@ -124,15 +124,16 @@ def _find_obstacle(
         return "no `mlp`, whose output is changed"
     if layer in layers_by_use["activations"] and not hasattr(mlp, "act_fn"):
         return "no `mlp.act_fn`, which changed activations need"
+    # recorded attention may have windows, changed attention may not
+    if not any(layers_by_use.get(target) for target in TARGET_BY_KIND.values()):
+        return None
     # in chunked attention no token sees a chunk before its own, so a chunk is a window
     window = getattr(config, "attention_chunk_size", None)
     # a config may name a window that the switch `use_sliding_window` turns off
     if not window and getattr(config, "use_sliding_window", True):
         window = getattr(config, "sliding_window", None)
     length = int(arguments.get("max_model_len") or config.max_position_embeddings)
-    # recorded attention may have windows, changed attention may not
-    has_changes = any(layers_by_use.get(target) for target in TARGET_BY_KIND.values())
-    if has_changes and window and window < length:
+    if window and window < length:
         return f"sliding windows of {window} tokens, and model.model_args.max_model_len is {length}"
     return None
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -122,6 +123,22 @@ class RecordedQueries:
         self.rows = slice(first + row_offset, stop + row_offset)
         self.indices = torch.arange(first, stop, device=device)
         self.sets = copy_to(device, chunk.recording.sets[:, first:stop])
+
+
+class GroupKey(NamedTuple):
+    """What the members of a group share; groups are in the order of their keys.
+
+    Attributes:
+        change_number: The number of the group's change in the lists of its requests, from 1.
+        shared_index: Which layers or changes the members share, as an index into a list of those
+            of the step: see `WorkerInterventions._group_chunks`.
+        separate_row: The first row of a longer chunk, which is a separate group; -1 for the groups
+            of single tokens.
+    """
+
+    change_number: int
+    shared_index: int
+    separate_row: int
 
 
 class Group:

@@ -21,18 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
 from harness.constants import JsonObject
-from harness.engines.engine_processes import (
-    CHANGE_OPERATION,
-    PLUGIN_NAME,
-    RECORD_KEY,
-    SETS_WITHOUT_OWN_TOKEN,
-)
+from harness.engines.engine_processes import PLUGIN_NAME, RECORD_KEY, SETS_WITHOUT_OWN_TOKEN
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -45,7 +39,18 @@ from harness.engines.interventions.arithmetic import (
     select_changes,
     tabulate_changes,
 )
-from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
+from harness.engines.interventions.layer_modules import (
+    ChangedModule,
+    PlainAttention,
+    installed_interventions,
+)
+from harness.engines.interventions.step_rows import (
+    Chunk,
+    Group,
+    GroupKey,
+    RecordedQueries,
+    Recording,
+)
 from harness.experiment.intervention_settings import TARGET_BY_KIND, find_gap
 
 WEIGHTS_AT_ONCE = 2**22
@@ -68,8 +73,8 @@ class WorkerInterventions:
         self.expected_rows = self.applied_rows = 0
         self._chunks: list[Chunk] = []
         """The tokens of the current step that are changed or recorded, by request."""
-        self._groups: dict[Any, Group] = {}
-        """The changes of the current step by key: see `_group_chunks`."""
+        self._groups: dict[GroupKey, Group] = {}
+        """The changes of the current step, in the order in which they are made."""
         self._runner = worker.model_runner
         model = self._runner.get_model()
         # a model that also reads images, such as Gemma3-4b-it, contains a language model
@@ -77,7 +82,7 @@ class WorkerInterventions:
             model = model.get_language_model()
         # vLLM's classes return the decoder itself or a model that has one
         self._model, self._decoder = model, getattr(model, "model", model)
-        self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
+        self._stored_states: dict[int, Sequence[Tensor]] = {}
         """By changed layer, keys and values [slot, head, unit], which later steps read again."""
         self._recordings: dict[str, Recording] = {}
         """The recordings of incomplete prompts, by name."""
@@ -108,7 +113,7 @@ class WorkerInterventions:
         self._set_count = layers_by_use.get("set_count", 0)
         self._hook_runner()
         self._hook_layers(layers_by_use, text_config)
-        _installed[:] = [self]
+        installed_interventions[:] = [self]
 
     def _hook_layers(self, layers_by_use: JsonObject, text_config: Any) -> None:
         """Have the layers call this object when their attention or MLP is computed.
@@ -116,11 +121,11 @@ class WorkerInterventions:
         Raises:
             RuntimeError: vLLM's model has no MLP where one is needed.
         """
-        for layer in sorted(self._changed_layers.union(self._recorded_layers)):
+        for layer in self._changed_layers.union(self._recorded_layers):
             self._open_attention(layer)
         for layer in layers_by_use["activations"]:
             mlp = self._decoder.layers[layer].mlp
-            mlp.act_fn = _ChangedModule(mlp.act_fn, layer, is_activation=True)
+            mlp.act_fn = ChangedModule(mlp.act_fn, layer, is_activation=True)
             self._activation = ACT2FN[
                 getattr(text_config, "hidden_activation", None) or text_config.hidden_act
             ]
@@ -130,7 +135,7 @@ class WorkerInterventions:
                 raise RuntimeError(
                     f"vLLM's {text_config.model_type} has no `mlp`, whose output is changed"
                 )
-            block.mlp = _ChangedModule(block.mlp, layer, is_activation=False)
+            block.mlp = ChangedModule(block.mlp, layer, is_activation=False)
 
     def _hook_runner(self) -> None:
         """Have vLLM call `prepare` and `may_use_full_graph` in every step."""
@@ -230,19 +235,15 @@ class WorkerInterventions:
 
         Changes of attention must be in the same layers. Other changes must be equal, with those
         that come before them in the lists of their requests. A longer chunk is a separate group, so
-        that memory is that of one prompt.
-
-        A group's key has three numbers: that of its change in the lists of the requests, from 1;
-        the index in `shared_values` of what its members share; and the first row of a longer chunk,
-        or -1.
+        that memory is that of one prompt. A group of the last step with the same changes is used
+        again, because its tensors of changes are ready.
         """
         # the layers or the changes that members share; a list, because mappings have no hash
         shared_values: list[Any] = []
-        # with each chunk the changes of its request up to the group's
-        members_by_key: dict[Any, list[tuple[Chunk, Sequence[Change]]]] = {}
+        chunks_by_key: dict[GroupKey, list[Chunk]] = {}
         for chunk in self._chunks:
             for change_number, change in enumerate(chunk.changes, 1):
-                # without layers a change is only a gap, which `_move_positions` makes
+                # a change without layers only moves positions: see `_move_positions`
                 if not change["layers"]:
                     continue
                 change_list = chunk.changes[:change_number]
@@ -251,14 +252,13 @@ class WorkerInterventions:
                 if shared_value not in shared_values:
                     shared_values.append(shared_value)
                 separate_row = -1 if chunk.token_count == 1 else chunk.first_row
-                key = change_number, shared_values.index(shared_value), separate_row
-                members_by_key.setdefault(key, []).append((chunk, change_list))
+                key = GroupKey(change_number, shared_values.index(shared_value), separate_row)
+                chunks_by_key.setdefault(key, []).append(chunk)
         last_groups, self._groups = self._groups, {}
         # sorted, because a request's changes are made in the order of its list
-        for key, members in sorted(members_by_key.items()):
-            chunks, change_lists = zip(*members, strict=True)
+        for key, chunks in sorted(chunks_by_key.items()):
+            change_lists = [chunk.changes[: key.change_number] for chunk in chunks]
             group = last_groups.get(key)
-            # a group of the last step is used again, because its tensors of changes are ready
             if not group or group.change_lists != change_lists:
                 group = Group(change_lists)
             group.start_step(chunks, self._runner.device)
@@ -403,8 +403,9 @@ class WorkerInterventions:
         """
         if layer not in self._stored_states:
             slot_count = self._runner.kv_cache_config.num_blocks * self._block_size
-            key, value = (tensor.new_zeros(slot_count, *tensor.shape[1:]) for tensor in states)
-            self._stored_states[layer] = key, value
+            self._stored_states[layer] = [
+                tensor.new_zeros(slot_count, *tensor.shape[1:]) for tensor in states
+            ]
         for stored, tensor in zip(self._stored_states[layer], states, strict=True):
             stored[slot_mapping[rows]] = tensor[rows]
 
@@ -448,8 +449,13 @@ class WorkerInterventions:
         if changes := select_changes(queries.chunk.changes, layer, "attention"):
             # `open_layers` refuses changes in a model with a window shorter than its prompts
             keys = torch.cat([keys, self._pad_phantoms(changes, keys)[0]], 1)
-            tabulated = tabulate_changes(changes, keys.device)
-            return changed_weights(query, keys, score_factor, queries.indices[None], tabulated)
+            return changed_weights(
+                query,
+                keys,
+                score_factor,
+                queries.indices[None],
+                tabulate_changes(changes, keys.device),
+            )
         # [query, key] the number of tokens by which the key comes before the query
         distances = queries.indices[:, None] - torch.arange(queries.stop, device=keys.device)
         is_visible = distances >= 0
@@ -460,29 +466,30 @@ class WorkerInterventions:
     def _write_sums(self) -> None:
         """Have a thread write the sums of complete prompts to a file, while the next step runs.
 
-        The sums follow each other in the file, and `_location_by_name` gets the place of each. The
-        file is in memory and has no name, so it ends with this process.
+        Their recordings are forgotten. The sums follow each other in the file, and
+        `_location_by_name` gets the position of each. The file is in memory and has no name, so it
+        ends with this process.
         """
-        complete_names = [
-            name
+        sums_by_name = {
+            name: recording.sums
             for name, recording in self._recordings.items()
             if recording.query_count == recording.token_count
-        ]
-        if not complete_names:
+        }
+        if not sums_by_name:
             return
+        # a preempted request may come again, and is not recorded again
+        self._complete_names.update(sums_by_name)
         file = open(os.memfd_create("attention"), "wb")
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         # the number of bytes before the next sums in the file
-        offset, flat_sums = 0, []
-        for name in complete_names:
-            sums = self._recordings.pop(name).sums
+        offset = 0
+        for name, sums in sums_by_name.items():
+            del self._recordings[name]
             self._location_by_name[name] = path, "float32", "r", offset, tuple(sums.shape)
             offset += sums.nbytes
-            flat_sums.append(sums.flatten())
-        # a preempted request may come again, and is not recorded again
-        self._complete_names.update(complete_names)
         # One copy; from a GPU it goes to pinned memory and ends later, at the event `copy_end`.
-        sums_copy = torch.cat(flat_sums).to("cpu", non_blocking=True)
+        all_sums = torch.cat([sums.flatten() for sums in sums_by_name.values()])
+        sums_copy = all_sums.to("cpu", non_blocking=True)
         copy_end = torch.cuda.current_stream().record_event() if sums_copy.is_pinned() else None
 
         def write() -> BufferedWriter:
@@ -499,7 +506,7 @@ class WorkerInterventions:
         The arguments of `numpy.memmap`, by the recordings' names.
         """
         self._write_sums()
-        # the files stay open, so that their paths lead somewhere, until the next call
+        # kept open until the next call, because the path of a closed file leads nowhere
         self._files = [write.result() for write in self._writes]
         self._writes.clear()
         locations, self._location_by_name = self._location_by_name, {}
@@ -578,7 +585,7 @@ class WorkerInterventions:
             ids = copy_to(self._runner.device, token_ids)
             blocks = self._decoder.layers
             for block in blocks:
-                block.self_attn.attn = _PlainAttention(block.self_attn.attn)
+                block.self_attn.attn = PlainAttention(block.self_attn.attn)
             # the whole model is called, because the arguments of its layers differ by family
             with set_forward_context(None, self._config, skip_compiled=True):
                 self._model(ids, start + torch.arange(len(ids), device=ids.device))
@@ -598,67 +605,3 @@ class WorkerInterventions:
             for group in self._groups.values()
             if select_changes(group.changes[:1], layer, target)
         ]
-
-
-_installed: list[WorkerInterventions] = []
-"""The interventions of this process. The operation cannot get them, as it takes tensors only."""
-
-
-@torch.library.custom_op(CHANGE_OPERATION, mutates_args=("out",))
-def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
-    """Change rows of an activation's product `out`, or of an MLP's output if `gate_up` is None."""
-    # a view, without the batch dimension that outputs of Transformers' classes have
-    out = out.flatten(0, -2)
-    for interventions in _installed:
-        if gate_up is None:
-            interventions.change_outputs(out, layer)
-        else:
-            interventions.change_rows(gate_up.flatten(0, -2), out, layer)
-
-
-@_change_rows.register_fake
-def _(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
-    """Nothing: the operation returns nothing whose shape a compiler must know."""
-
-
-class _ChangedModule(nn.Module):
-    """An MLP's activation and product with `up`, or a whole MLP, whose output may be changed.
-
-    Attributes:
-        module: vLLM's module, which computes the unchanged output.
-        layer: The layer, from 0.
-        is_activation: Whether it is the activation and product.
-    """
-
-    def __init__(self, module: nn.Module, layer: int, is_activation: bool) -> None:
-        super().__init__()
-        self.module, self.layer, self.is_activation = module, layer, is_activation
-
-    def forward(self, states: Tensor) -> Tensor:
-        out: Tensor = self.module(states)
-        # changed activations are computed again from the inputs `gate` and `up`, which `states` has
-        torch.ops.mless.change_rows(states if self.is_activation else None, out, self.layer)
-        return out
-
-
-class _PlainAttention(nn.Module):
-    """The attention of one prompt, in place of vLLM's, which needs a cache.
-
-    Attributes:
-        original: vLLM's attention, which `_compute_sources` puts back.
-        states: Keys and values [token, head, unit] of the last prompt.
-    """
-
-    def __init__(self, original: Any) -> None:
-        super().__init__()
-        self.original = original
-
-    def forward(self, *states: Tensor) -> Tensor:
-        # query, key and value [token, head, unit]
-        head_states = [tensor.view(len(tensor), -1, self.original.head_size) for tensor in states]
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in head_states)
-        attended = scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.original.impl.scale, enable_gqa=True
-        )
-        self.states = head_states[1:]
-        return attended[0].transpose(0, 1).flatten(1)

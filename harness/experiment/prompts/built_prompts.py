@@ -130,8 +130,9 @@ class BuiltPrompt:
         # One visible character outweighs all blanks of the text, so blanks decide only in a token
         # without visible characters.
         counts = count_characters(self.text, self.spans, self.offsets, len(self.text) + 1)
-        roles = np.where(counts[:, FILLER_INDEX], FILLER_INDEX, counts.argmax(axis=1))
-        return roles.astype(np.int8)
+        return np.where(counts[:, FILLER_INDEX], FILLER_INDEX, counts.argmax(axis=1)).astype(
+            np.int8
+        )
 
 
 def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
@@ -141,23 +142,22 @@ def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int
     separators, and the `examples` with the separators between them. `inserted` and `filler` are
     empty if the prompt without its inserted tokens is not the baseline.
     """
-    parts = {"first": [0]}
-    for index, role in enumerate(TOKEN_ROLES):
-        parts[role] = np.flatnonzero(prompt.token_roles == index).tolist()
+    parts = {
+        role: np.flatnonzero(prompt.token_roles == index).tolist()
+        for index, role in enumerate(TOKEN_ROLES)
+    }
     originals = find_originals(prompt, baseline)
     parts["inserted"] = np.flatnonzero(originals == ABSENT).tolist()
-    # The prompt lacks a token of the baseline, for instance because it merged with the filler. So
+    # If the prompt lacks a token of the baseline, for instance because it merged with the filler,
     # the prompt is not the baseline with something inserted.
     if np.count_nonzero(originals != ABSENT) < len(baseline.token_ids or ()):
         parts |= {"inserted": [], "filler": []}
     # all tokens from the first to the last one of an example, so also the separators between them
     demonstration = parts["demonstration"]
     example_range = range(demonstration[0], demonstration[-1] + 1) if demonstration else ()
-    # a filler may be inserted there
-    parts["examples"] = [
-        position for position in example_range if position not in parts["inserted"]
-    ]
-    return parts
+    # without the filler, which may be inserted between examples
+    examples = [position for position in example_range if position not in parts["inserted"]]
+    return parts | {"first": [0], "examples": examples}
 
 
 def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int32]:
@@ -290,7 +290,7 @@ def tokenize(
     has_width = widths > 0
     inner_positions = np.flatnonzero(has_width & (filler_characters == widths)).tolist()
     is_straddling = (filler_characters > 0) & (filler_characters < widths)
-    is_in_problem = has_width & (counts[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].sum(axis=1) > 0)
+    is_in_problem = has_width & counts[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].any(axis=1)
     return replace(
         built_prompt,
         spans=tuple(spans),

@@ -141,8 +141,8 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
 
     The text between the segments is template. All segments of a turn are searched for as one text,
     so that a short problem such as "2" is not mistaken for a digit elsewhere. Templates may trim a
-    turn's outer blanks. A turn is therefore searched for unchanged, then trimmed, and a separator
-    that was trimmed is left out.
+    turn's outer blanks, so a turn that is not in the text as it is is searched for trimmed. Then
+    its first and last segments are shorter, and a separator of which nothing is left is left out.
 
     Raises:
         PromptMismatchError: the template changed or dropped a turn.
@@ -161,16 +161,16 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
         takes_last = bool(spans) and turn_number == len(turns)
         turn_start = _find_turn(searched_text, text, previous_end, takes_last=takes_last)
         previous_end = turn_start + len(searched_text)
-        # where the turn would begin if the template had not trimmed it
-        position = turn_start - turn_text.index(searched_text)
+        # where the first segment would begin if the template had not trimmed the turn's beginning
+        segment_start = turn_start - turn_text.index(searched_text)
         for segment in turn:
-            end = position + len(segment.text)
+            segment_end = segment_start + len(segment.text)
             # the part of the segment that was not trimmed
-            start, stop = max(position, turn_start), min(end, previous_end)
+            start, stop = max(segment_start, turn_start), min(segment_end, previous_end)
             # a trimmed filler is kept with an empty range, so that the checks expect its tokens
             if segment.role != "turn" and (start < stop or segment.role != "separator"):
                 spans.append((segment.role, (start, stop)))
-            position = end
+            segment_start = segment_end
     return spans
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import NamedTuple
 
 from harness.constants import MAX_GEN_TOKS
 from harness.errors import ConfigError, PromptMismatchError
@@ -243,10 +244,10 @@ def _check_prompts(
         condition_prompts.problems, condition_prompts.prompts, references, strict=True
     ):
         location = f"problem {problem.id}"
-        for is_violation, sentence in _find_faults(location, condition, prompt, reference):
-            if is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
-                raise _make_error(condition_prompts, model, sentence)
-            notes[sentence] = None
+        for fault in _find_faults(location, condition, prompt, reference):
+            if fault.is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
+                raise _make_error(condition_prompts, model, fault.sentence)
+            notes[fault.sentence] = None
         if condition.intervention:
             positions_by_part = find_parts(prompt, reference)
             try:
@@ -263,13 +264,25 @@ def _check_prompts(
     return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))
 
 
+class Fault(NamedTuple):
+    """A guarantee that a prompt breaks.
+
+    Attributes:
+        is_violation: Whether the prompt is refused. Otherwise, and in the layout `as_published`,
+            the fault is only reported.
+        sentence: What is wrong.
+    """
+
+    is_violation: bool
+    sentence: str
+
+
 def _find_faults(
     location: str, condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
-) -> Iterator[tuple[bool, str]]:
-    """Yield each broken guarantee of a prompt: whether it is a violation, and a sentence about it.
+) -> Iterator[Fault]:
+    """Yield the faults of a prompt; `reference` is the prompt without a filler.
 
-    A violation is refused, except in the layout `as_published`; any other fault is only reported.
-    `reference` is the prompt without a filler. The guarantees are, in this order:
+    The guarantees are, in this order:
 
     - No token covers filler and other text. A violation if the condition promises an exact number.
     - The filler has the stated number of tokens. A violation as before.
@@ -278,7 +291,7 @@ def _find_faults(
     """
     filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
     if prompt.straddling_tokens:
-        yield (
+        yield Fault(
             is_exact,
             f"{location}: {prompt.straddling_tokens} tokens cover both filler and neighbouring "
             "text.",
@@ -292,16 +305,18 @@ def _find_faults(
             reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
         if is_exact:
             remedy = " To allow any number of tokens, write the filler as `text`."
-        yield (
+        yield Fault(
             is_exact,
             f"{reason}expected {expected_tokens} filler tokens, got {filler_tokens}.{remedy}",
         )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]
         addition = " or its examples'" if "demonstration" in roles else ""
-        yield True, f"{location}: its{addition} token ids differ from those without a filler."
+        yield Fault(
+            True, f"{location}: its{addition} token ids differ from those without a filler."
+        )
     if condition.filler and not (filler_tokens or prompt.straddling_tokens):
-        yield (
+        yield Fault(
             True,
             f"{location}: the filler is not in the prompt, perhaps because the template trims "
             "blanks.",

@@ -256,17 +256,13 @@ def build_prompt(
                 body = insertion + body
     system_segments = _merge_same_role(system)
     is_raw = layout is Layout.RAW
-    end = "\n"
-    # the examples show this text after their answers, so the model writes it after its own
-    if is_raw and settings.examples:
-        literals = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
-        end = "".join(literals) + parsed_example.end
     return Prompt(
         segments=(*system_segments, *_merge_same_role(body)),
         system_size=len(system_segments) if settings.has_system_turn else 0,
         answer=_merge_same_role(answer),
         blank=parsed_question.blank if is_raw else "",
-        end=end,
+        # the model ends its answer as the examples that it sees end theirs
+        end=parsed_example.answer_end if is_raw and settings.examples else "\n",
     )
 
 
@@ -348,10 +344,11 @@ def _insert_at_random(
 
 def _split(segments: Segments, index: int, insertion: Segments) -> Iterator[Segments]:
     """Yield the segments with a filler at each single blank between two words of one segment."""
-    role, text = segments[index].role, segments[index].text
-    for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", text):
-        position = match.start()
-        head, tail = Segment(role, text[:position]), Segment(role, text[position:])
+    segment = segments[index]
+    for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text):
+        blank = match.start()
+        head = Segment(segment.role, segment.text[:blank])
+        tail = Segment(segment.role, segment.text[blank:])
         # `insertion` ends with a separator; another one stands before the filler
         split_segments = [head, insertion[-1], *insertion, tail]
         yield segments[:index] + split_segments + segments[index + 1 :]

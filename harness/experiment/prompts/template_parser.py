@@ -69,6 +69,11 @@ class ParsedTemplate(NamedTuple):
         """The pieces of an example: those of its question, then those of its answer."""
         return (*self.question, *self.answer)
 
+    @property
+    def answer_end(self) -> str:
+        """The text that an example has after its answer."""
+        return "".join(piece.text for piece in self.answer if piece.kind != "name") + self.end
+
 
 @cache
 def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:

@@ -119,18 +119,19 @@ def _stated_length(arguments: ModelArguments) -> int | None:
         ConfigError: the length is not a number, or is missing where it is required.
     """
     context_length = arguments.get("max_model_len", arguments.get("max_length"))
+    length_text = str(context_length)
     base_url = str(arguments.get("base_url") or "").rstrip("/")
     is_completions_api = bool(base_url) and not base_url.endswith("chat/completions")
     if context_length is None and not is_completions_api:
         return None
-    if not str(context_length).isdigit() or not int(str(context_length)):
+    if not length_text.isdigit() or int(length_text) == 0:
         reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions_api else ""
         raise ConfigError(
             f"The context length, model.model_args.max_model_len or max_length{reason}: "
             f"expected a whole number above 0, got {context_length!r}."
         )
     # lm-eval's client for completions APIs reserves one token: True counts as 1
-    return int(str(context_length)) - is_completions_api
+    return int(length_text) - is_completions_api
 
 
 def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
