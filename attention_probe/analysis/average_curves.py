@@ -80,9 +80,9 @@ class CurveSettings:
             if self.view == "full":
                 positions = np.arange(len(trace.tokens))
             # no x is negative, so inserted tokens, whose aligned position is -1, are left out
-            is_visible = positions >= self.first_x(header)
+            is_in_curve = positions >= self.first_x(header)
             curve = mean_weights[layer_index, head_index]
-            row[positions[is_visible]] = curve[is_visible]
+            row[positions[is_in_curve]] = curve[is_in_curve]
         return table
 
 

@@ -121,10 +121,11 @@ def changed_weights(
 ) -> Tensor:
     """The weights of changed attention, computed in float32.
 
-    Where `scale` is off, original tokens have the weights that they would have without the filler.
-    Where `bias` is off, the filler's values are not added. Queries before the filler's end are
-    unchanged. The logarithm of a token's weight is added to the scores of later queries; where
-    several ranges contain the token, the last one holds.
+    A filler has effects only on queries after its end. Where `scale` is off, original tokens have
+    the weights that they would have without the filler. Where `bias` is off, the filler's values
+    are not added. The logarithm of the weight of a range is added to the scores of its tokens, for
+    the queries for which they have the weight; of several ranges that contain a token, the last one
+    holds.
 
     Args:
         query: [sequence, token, head, unit], of any dtype.
@@ -176,7 +177,10 @@ def plain_weights(query: Tensor, key: Tensor, score_factor: float, log_weights: 
 
 
 def _move_heads_first(states: Tensor) -> Tensor:
-    """[sequence, head, position, unit] in float32, in this order in memory for einsum."""
+    """States [sequence, position, head, unit] as [sequence, head, position, unit] in float32.
+
+    They are copied, so that einsum finds them in this order in memory.
+    """
     return states.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
@@ -217,7 +221,7 @@ def _make_replacement(own_outputs: Tensor, source_outputs: Tensor, change: Chang
     It is made of the source's outputs or of the token's own ones, as the change's `from` says.
     """
     source_norm: Tensor = source_outputs.norm(dim=-1, keepdim=True)
-    # the numbers of position 0 serve all tokens
+    # all tokens get the numbers of position 0, so that they have the same direction and order
     position = torch.zeros(1, device=source_outputs.device, dtype=torch.long)
     (random_numbers,) = draw_numbers(position, source_outputs.shape[-1], change["seed"])
     random_order = random_numbers.argsort(stable=True)
@@ -235,7 +239,7 @@ def _make_replacement(own_outputs: Tensor, source_outputs: Tensor, change: Chang
             # the own outputs without their projection on the source's
             dot_products = (own_outputs * source_outputs).sum(-1, keepdim=True)
             return own_outputs - dot_products / source_norm**2 * source_outputs
-        case _:
+        case _:  # `first` and `ordinary`, which differ in the source
             return source_outputs
 
 

@@ -99,14 +99,17 @@ class ReferenceModel:
         # sources and phantoms are computed without changes
         self._changes = ()
         for change in intervention or ():
-            if earlier_ids := change.get("source") or change.get("phantom"):
-                self._compute_states(earlier_ids, change.get("start", 0))
+            if separate_ids := change.get("source") or change.get("phantom"):
+                self._compute_states(separate_ids, change.get("start", 0))
         self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
-        # the tokens of the next pass, the states of all tokens before them, and their number
-        ids, past_states, start = torch.tensor([token_ids], device=self.model.device), None, 0
+        # the tokens of the next pass: the prompt, and later the last token of the answer
+        ids = torch.tensor([token_ids], device=self.model.device)
+        # the states and the number of the tokens before them
+        past_states = None
+        past_count = 0
         for _ in range(token_count):
-            self._indices = start + torch.arange(ids.shape[1], device=ids.device)
+            self._indices = past_count + torch.arange(ids.shape[1], device=ids.device)
             self._positions = add_gap(self._indices, *find_gap(self._changes))
             output = self.model(
                 ids,
@@ -115,13 +118,13 @@ class ReferenceModel:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            past_states, start = output.past_key_values, start + ids.shape[1]
+            past_states = output.past_key_values
+            past_count += ids.shape[1]
             # in float32, whatever the model's type: leads of near-ties are small
             top_two = output.logits[0, -1].float().log_softmax(-1).topk(2)
             reply["tokens"].append(int(top_two.indices[0]))
             reply["logprobs"].append(float(top_two.values[0]))
             reply["leads"].append(float(top_two.values[0] - top_two.values[1]))
-            # the next pass has the new token alone
             ids = top_two.indices[:1][None]
         return reply
 
@@ -170,8 +173,8 @@ class ReferenceModel:
     ) -> tuple[Tensor, None]:
         """The registered attention function, changed if the intervention changes the layer's.
 
-        Query, key and value are [1, head, token, unit]. The result is [1, token, head, unit], and
-        no weights.
+        Query, key and value are [1, head, token, unit]; the queries are those of a pass, the keys
+        also those of earlier passes. The result is [1, token, head, unit], and no weights.
         """
         layer: Any = module.layer_idx
         changes = select_changes(self._changes, layer, "attention")

@@ -146,7 +146,7 @@ def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> N
     """
     for name, feature in _FEATURE_BY_ARGUMENT.items():
         value = arguments.get(name)
-        # True is in _UNUSED_VALUES, because it equals 1. But 1 is unused as a size only.
+        # `True in _UNUSED_VALUES` holds, because True equals 1. But True switches a feature on.
         if value is True or value not in _UNUSED_VALUES:
             raise ConfigError(
                 f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
@@ -161,11 +161,11 @@ def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> N
 def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     """Fill in vLLM's engine arguments `options` with those that open layers need.
 
-    A compiled model is stored under a hash of the arguments, in which only `additional_config` has
-    these layers. No Python runs in a CUDA graph, so steps in which rows are changed or recorded use
-    graphs that are split at attention and at our own operation: see
-    `WorkerInterventions.may_use_full_graph`. vLLM uses full graphs only for steps in which all
-    requests decode.
+    vLLM stores a compiled model under a hash of its arguments. The layers are in
+    `additional_config`, so that a model with other open layers has another hash. No Python runs in
+    a CUDA graph, so steps in which rows are changed or recorded use graphs that are split at
+    attention and at our own operation: see `WorkerInterventions.may_use_full_graph`. vLLM uses full
+    graphs only for steps in which all requests decode.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # our hooks replace methods of the V1 runner
     options["worker_cls"] = "harness.engines.interventions.open_worker.OpenWorker"

@@ -90,7 +90,7 @@ class WorkerInterventions:
         """The recorded queries of the current step."""
         self._complete_names: set[str] = set()
         """Names of recordings whose sums were written."""
-        self._location_by_name: dict[str, Any] = {}
+        self._memmap_arguments: dict[str, Any] = {}
         """The arguments of `numpy.memmap` for the sums of each recording."""
         self._writer = ThreadPoolExecutor(1)
         self._writes: list[Future[BufferedWriter]] = []
@@ -410,13 +410,13 @@ class WorkerInterventions:
             stored[slot_mapping[rows]] = tensor[rows]
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
-        """Add the attention of queries of this step, changed by their intervention, to its sums.
+        """Add the attention of queries of this step, as it is changed, to the recording's sums.
 
         Args:
             layer: The layer, from 0.
-            query: [row, head, unit] Those of the step.
-            key: [row, head, unit] Those of the step.
-            queries: The queries.
+            query: [row, head, unit] The queries of all rows of the step.
+            key: [row, head, unit] Their keys.
+            queries: The rows and indices of the queries that are added.
         """
         chunk, recording = queries.chunk, queries.chunk.recording
         assert recording
@@ -467,7 +467,7 @@ class WorkerInterventions:
         """Have a thread write the sums of complete prompts to a file, while the next step runs.
 
         Their recordings are forgotten. The sums follow each other in the file, and
-        `_location_by_name` gets the position of each. The file is in memory and has no name, so it
+        `_memmap_arguments` gets the position of each. The file is in memory and has no name, so it
         ends with this process.
         """
         sums_by_name = {
@@ -485,7 +485,7 @@ class WorkerInterventions:
         offset = 0
         for name, sums in sums_by_name.items():
             del self._recordings[name]
-            self._location_by_name[name] = path, "float32", "r", offset, tuple(sums.shape)
+            self._memmap_arguments[name] = path, "float32", "r", offset, tuple(sums.shape)
             offset += sums.nbytes
         # One copy; from a GPU it goes to pinned memory and ends later, at the event `copy_end`.
         all_sums = torch.cat([sums.flatten() for sums in sums_by_name.values()])
@@ -509,7 +509,7 @@ class WorkerInterventions:
         # kept open until the next call, because the path of a closed file leads nowhere
         self._files = [write.result() for write in self._writes]
         self._writes.clear()
-        locations, self._location_by_name = self._location_by_name, {}
+        locations, self._memmap_arguments = self._memmap_arguments, {}
         return locations
 
     def _pad_phantoms(self, changes: Sequence[Change], key: Tensor) -> Sequence[Tensor]:

@@ -130,9 +130,8 @@ class BuiltPrompt:
         # One visible character outweighs all blanks of the text, so blanks decide only in a token
         # without visible characters.
         counts = count_characters(self.text, self.spans, self.offsets, len(self.text) + 1)
-        return np.where(counts[:, FILLER_INDEX], FILLER_INDEX, counts.argmax(axis=1)).astype(
-            np.int8
-        )
+        roles = np.where(counts[:, FILLER_INDEX], FILLER_INDEX, counts.argmax(axis=1))
+        return roles.astype(np.int8)
 
 
 def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
@@ -249,23 +248,23 @@ def measure_prompt(
     requested_text = prompt.text
     if model is not None and settings.layout is Layout.CHAT:
         requested_text = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
-    # the text between the prompt and the answer's beginning
-    gap = ""
+    # it stands between the prompt and the answer's beginning
+    separating_text = ""
     if prompt.answer:
         if settings.layout is not Layout.CHAT:
-            gap = SEPARATOR
+            separating_text = SEPARATOR
         # An answer that begins inside open reasoning would be read as part of it.
         _, end_marker = find_open_reasoning(requested_text, settings.thinking)
         if end_marker:
-            gap += f"\n{end_marker}\n\n"
-    answer_prefix = gap + join_texts(prompt.answer)
+            separating_text += f"\n{end_marker}\n\n"
+    answer_prefix = separating_text + join_texts(prompt.answer)
     built_prompt = BuiltPrompt(
         prompt=prompt, text=requested_text + answer_prefix, answer_prefix=answer_prefix
     )
     if model is None:
         return built_prompt
     spans = find_segments(prompt, requested_text)
-    answer_start = len(requested_text + gap)
+    answer_start = len(requested_text + separating_text)
     # a filler in the answer is its first segment; the rest of its beginning counts as template
     for segment in prompt.answer[:1]:
         if segment.role == "filler":

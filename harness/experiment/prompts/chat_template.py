@@ -182,19 +182,19 @@ def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> in
     Raises:
         PromptMismatchError: there is no occurrence.
     """
-    positions, entire_positions = [], []
+    positions, whole_word_positions = [], []
     position = text.find(turn_text, start)
     while position >= 0:
         positions.append(position)
         edges = (position, position + len(turn_text))
         if not any(_INSIDE_WORD.match(text, edge) for edge in edges):
-            entire_positions.append(position)
+            whole_word_positions.append(position)
         position = text.find(turn_text, position + 1)
     if not positions:
         raise PromptMismatchError(
             f"The chat template changed the text of a turn: expected to find {turn_text[:60]!r} "
             "in the templated prompt."
         )
-    # entire words are preferred, so that the problem 2 is not found in the 12 of an example
-    candidates = entire_positions or positions
+    # whole words are preferred, so that the problem 2 is not found in the 12 of an example
+    candidates = whole_word_positions or positions
     return candidates[-1] if takes_last else candidates[0]

@@ -177,8 +177,8 @@ def _add_answers(
         label, end = _find_label_and_end(prompt, settings)
         other_answers = settings.other_answers.get(problem.id, ())
         answers, remarks = [], set()
-        for text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
-            answer_label, answer = label, text + end
+        for answer_text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
+            answer_label, answer = label, answer_text + end
             if encode(label + answer) != encode(label) + encode(answer):
                 # the tokenizer merges label and answer, so a blank moves from label to answer
                 answer_label = label.rstrip(" ")
@@ -187,7 +187,7 @@ def _add_answers(
                 if answer_label == label:
                     remarks.add(MERGED_REMARK)
             answers.append(AnswerTokens(encode(answer_label), encode(answer)))
-            if text in other_answers and len(answers[-1].answer) != len(answers[0].answer):
+            if answer_text in other_answers and len(answers[-1].answer) != len(answers[0].answer):
                 remarks.add(OTHER_LENGTH_REMARK)
         count_by_remark.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=other_answers))
@@ -268,13 +268,13 @@ class Fault(NamedTuple):
     """A guarantee that a prompt breaks.
 
     Attributes:
+        sentence: What is wrong.
         is_violation: Whether the prompt is refused. Otherwise, and in the layout `as_published`,
             the fault is only reported.
-        sentence: What is wrong.
     """
 
-    is_violation: bool
     sentence: str
+    is_violation: bool = True
 
 
 def _find_faults(
@@ -292,9 +292,9 @@ def _find_faults(
     filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
     if prompt.straddling_tokens:
         yield Fault(
-            is_exact,
             f"{location}: {prompt.straddling_tokens} tokens cover both filler and neighbouring "
             "text.",
+            is_violation=is_exact,
         )
     # a template may have the filler at several positions; 0 if no number is stated
     expected_tokens = (condition.stated_token_count or 0) * len(prompt.filler_ranges)
@@ -306,20 +306,19 @@ def _find_faults(
         if is_exact:
             remedy = " To allow any number of tokens, write the filler as `text`."
         yield Fault(
-            is_exact,
             f"{reason}expected {expected_tokens} filler tokens, got {filler_tokens}.{remedy}",
+            is_violation=is_exact,
         )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]
-        addition = " or its examples'" if "demonstration" in roles else ""
+        examples_phrase = " or its examples'" if "demonstration" in roles else ""
         yield Fault(
-            True, f"{location}: its{addition} token ids differ from those without a filler."
+            f"{location}: its{examples_phrase} token ids differ from those without a filler."
         )
     if condition.filler and not (filler_tokens or prompt.straddling_tokens):
         yield Fault(
-            True,
             f"{location}: the filler is not in the prompt, perhaps because the template trims "
-            "blanks.",
+            "blanks."
         )
 
 
@@ -332,20 +331,20 @@ def _refuse_long_prompts(
     most_tokens = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
     excess = most_tokens + max_gen_toks - model.context_length
     if excess > 0:
-        fault = (
+        sentence = (
             f"{most_tokens} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
             f"exceed the context length of {model.context_length} by {excess}. Raise "
             "max_model_len, or lower max_gen_toks (for lm_eval in --metadata, such as "
             "'{\"max_gen_toks\": 64}')."
         )
-        raise _make_error(condition_prompts, model, fault)
+        raise _make_error(condition_prompts, model, sentence)
 
 
 def _make_error(
-    condition_prompts: ConditionPrompts, model: ModelTokenizer, fault: str
+    condition_prompts: ConditionPrompts, model: ModelTokenizer, sentence: str
 ) -> PromptMismatchError:
-    """The error that says which prompts have a fault."""
+    """The error with a sentence about a fault, which says whose prompts have it."""
     return PromptMismatchError(
         f"Condition {condition_prompts.condition.name!r}, layout {condition_prompts.layout}, "
-        f"{model.name}: {fault}"
+        f"{model.name}: {sentence}"
     )

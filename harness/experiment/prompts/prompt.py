@@ -165,7 +165,8 @@ class PromptSettings:
         thinking: The markers of the model's reasoning; those of all families if there are none.
         scored_form: Where the gold answer stands when its log-probability is measured: `box` or
             `line`. None: it is not measured.
-        other_answers: Then the other answers that are measured too, by the problem's id.
+        other_answers: By a problem's id, the other answers whose log-probability is measured too;
+            empty if none is.
     """
 
     layout: Layout = Layout.RAW
@@ -380,10 +381,10 @@ def make_document(
 def document_prompt(document: TaskDocument) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
-    system_size, length = 0, 0
+    system_size, system_length = 0, 0
     # the system turn consists of entire segments, so their length reaches that of its text exactly
-    while length < len(document["system"]):
-        length += len(segments[system_size].text)
+    while system_length < len(document["system"]):
+        system_length += len(segments[system_size].text)
         system_size += 1
     return Prompt(segments=segments, system_size=system_size)
 

@@ -19,9 +19,9 @@ TEMPLATE_NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
 _ROW_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
 """The name of a column of the data in a text, such as `{row.hint}`."""
-# The first group that matches is the kind of the piece: see `Piece`. A gap stands after a filler or
-# before a filler that ends the template; a text stops before the latter. A brace that no earlier
-# group matches is an error.
+# The first group that matches is the kind of the piece: see `Piece`. A gap is the blanks after a
+# filler, or those before a filler that ends the template; a text therefore contains no blank before
+# such a filler. A brace that no earlier group matches is an error.
 _PIECE = re.compile(
     r"(?P<gap>(?<=\{filler\})\s+|\s+(?=\{filler\}\Z))"
     r"|\{(?P<name>[^{}]+)\}"

@@ -72,6 +72,7 @@ class ModelTokenizer:
         if not weights_name and served_name and Path(served_name).is_dir():
             weights_name = served_name
         name = arguments.get("tokenizer") or weights_name
+        # lm-eval also takes loaded models and tokenizers instead of names
         if not isinstance(name, str) or not isinstance(weights_name, str | None):
             return None
         tokenizer = load_tokenizer(name, arguments)
