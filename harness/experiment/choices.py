@@ -137,8 +137,7 @@ def find_letters(
         kind: [_find_letter(kind, choices, gold) for _, choices, gold in located_answers]
         for kind in kinds
     }
-    # The kind in which most answers have a letter. It need not fit all answers: the first error
-    # below then names an answer that it does not fit.
+    # most answers have a letter in this kind, and the first error below names one that has none
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     is_guessed_index = not answer_is and best_kind.startswith("index")
     # the letters in each kind that fits all answers

@@ -169,7 +169,11 @@ def _make_other_texts(
 ) -> list[Condition]:
     """Conditions with another text of the tested filler's length, at its place.
 
-    A larger number keeps the earlier texts. A text that a condition has is not drawn.
+    They are the first texts of each family, so a larger number keeps the earlier ones. A text that
+    a condition has is left out.
+
+    Raises:
+        ConfigError: see `add_reference_conditions`.
     """
     condition_by_name = {condition.name: condition for condition in conditions}
     tested_condition = condition_by_name.get(str(tested_name))

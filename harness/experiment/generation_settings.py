@@ -133,18 +133,18 @@ def read_model_default(generation_config: JsonObject) -> JsonObject:
             f"{', '.join(unsupported_names)}, unknown to vLLM."
         )
     parameter_names = _SAMPLING_FIELDS
-    # the defaults of `generate`, which the model's own values replace below
-    parameters = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
+    # the defaults of plain `generate` for parameters that the model does not set
+    default_parameters = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
     if not generation_config.get("do_sample"):
         # greedy decoding of plain `generate` ignores all parameters but this penalty
         parameter_names = ("repetition_penalty",)
-        parameters = {}
+        default_parameters = {}
     model_parameters = {
         name: generation_config[name]
         for name in parameter_names
         if generation_config.get(name) is not None
     }
-    return {"source": "model_default", **parameters, **model_parameters}
+    return {"source": "model_default", **default_parameters, **model_parameters}
 
 
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int) -> int:

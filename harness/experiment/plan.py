@@ -362,10 +362,11 @@ def _build_tasks(
 ) -> dict[str, ConditionPrompts]:
     """Build the prompts of each condition in each layout and draw, by lm-eval's task name.
 
-    With a filler for each sample, every sample has its own prompts under all conditions, so that
-    they are compared sample by sample. `settings` are those that all prompts share.
+    The samples of a problem with one draw share a prompt. But if a condition has a new filler for
+    each sample, every sample has its own prompts under all conditions, so that the conditions are
+    compared sample by sample. `settings` are those that all prompts share.
     """
-    # one index for each prompt of a problem with one draw: several only if samples share no prompt
+    # a prompt for each sample with one draw, or one prompt for all of them
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
     prompts_per_problem = config.repeats // config.repeats_per_prompt
     condition_count = len(config.layouts) * len(config.all_conditions)
@@ -375,7 +376,8 @@ def _build_tasks(
     for layout, example_set, repeat, has_examples in product(
         config.layouts, example_sets, repeats, (True, False)
     ):
-        # only a positive control may have no examples: it is then built after all other conditions
+        # Prompts that are built together have the same examples. Only a positive control may have
+        # none, and is then built alone.
         conditions = [
             condition
             for condition in config.all_conditions
@@ -410,7 +412,7 @@ def _choose_draw_settings(
         draw: The number of the draw.
         repeat: The index of the sample among those of this draw.
     """
-    # the number of the only draw is 0, that of the first of several is 1
+    # several draws are numbered from 1, and a single draw has the number 0
     draw_index = max(draw - 1, 0)
     instruction = config.instruction
     if config.fewshot and config.fewshot.instructions:
@@ -538,10 +540,11 @@ def _index_sample(task: ConditionPrompts, repeat: int, draw_count: int) -> int:
     Repeat r (from 0) of draw d (from 0) has the index r x `draw_count` + d. So further repeats
     leave the indices of the first ones unchanged: with 8 draws these are 0 to 7.
     """
-    # a prompt of one sample has the number of this sample, which already counts over all draws
+    # A prompt of a single sample has the sample's number, from 1 over all draws. It is 0 if samples
+    # share a prompt.
     if task.sample_number:
         return task.sample_number - 1
-    # the number of the only draw is 0, that of the first of several is 1
+    # several draws are numbered from 1, and a single draw has the number 0
     return repeat * draw_count + max(task.draw - 1, 0)
 
 

@@ -180,7 +180,8 @@ class Problem:
         row: The columns of the data that a config names. The problem's hash leaves them out.
         cluster: The problems of a cluster are never split, and count as one. Empty: copies of the
             problem are its cluster.
-        shown_text: The problem with choices, and columns that the baseline shows, if there are any.
+        shown_text: What the baseline shows of the problem: its text, columns and choices. Empty if
+            it shows only the text.
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
@@ -210,7 +211,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """What the baseline shows of the problem, which copies have in common."""
+        """What the baseline shows of the problem. Problems with the same question are copies."""
         return self.shown_text or fold_text(self.problem)
 
     def record(self) -> JsonObject:
@@ -379,6 +380,10 @@ def _read_fields(
 ) -> JsonObject:
     """The fields of a problem by the names of `Problem`, except alternatives.
 
+    Problem, answer and the columns of the row must exist, and other columns may be missing. A
+    column is found regardless of case, else by its alias. Choices are read from columns that have
+    no other use.
+
     Args:
         location: The location of the record, for messages.
         record: The record.
@@ -390,7 +395,8 @@ def _read_fields(
     """
     requested_columns = {name: name for name in ("solution", "subject", "level", "cluster")}
     requested_columns |= column_by_field
-    # with a prefix, because the row may have a column with the name of a field
+    # A column of the row has the prefix `row.` as long as all columns are searched, because it may
+    # have the name of a field.
     requested_columns |= {f"row.{column}": column for column in row_columns}
     fields = {}
     used_columns = []
@@ -401,7 +407,6 @@ def _read_fields(
         if column is not None:
             fields[field_name] = record[column]
             used_columns.append(column)
-        # all other columns may be missing
         elif field_name in ("problem", "answer") or field_name.startswith("row."):
             message = f"{location} has no column {requested_column!r}, but {', '.join(record)}."
             if field_name in column_by_field:
@@ -420,7 +425,9 @@ def _make_problems(
 ) -> tuple[Problem, ...]:
     """Make problems from their located fields and their gold answers.
 
-    The first gold answer is the answer, and further ones are alternatives.
+    The first gold answer is the answer, and further ones are alternatives. A problem without an id
+    has its number from 0, unless the config names the id's column. Copies of a problem must have
+    the same answers and the same cluster.
 
     Raises:
         DataError: a field does not fit, an id occurs twice, or copies of a problem differ.
@@ -433,7 +440,7 @@ def _make_problems(
         all_fields = {**fields, "answer": answer, "alternatives": alternatives}
         if settings.decimal == ",":
             all_fields["decimal"] = ","
-        # a problem without an id has its number, unless the config names the id's column
+        # null and the default `unique_id`: the config names no column of its own
         if settings.id in (None, "unique_id"):
             all_fields.setdefault("id", len(problem_by_id))
         try:
@@ -443,10 +450,10 @@ def _make_problems(
         if problem.id in problem_by_id:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
         # what the baseline shows besides the problem: columns and choices
-        shown_texts = [problem.row[name] for name in sorted(question_columns)]
-        shown_texts += letter_lines(problem.choices)
-        if shown_texts:
-            shown_text = fold_text(" ".join([problem.problem, *shown_texts]))
+        further_texts = [problem.row[column] for column in sorted(question_columns)]
+        further_texts += letter_lines(problem.choices)
+        if further_texts:
+            shown_text = fold_text(" ".join([problem.problem, *further_texts]))
             problem = replace(problem, shown_text=shown_text)
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:

@@ -518,9 +518,11 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
     """
     path = Path(path)
     if any(map(_WEIGHTS_KEY.fullmatch, overrides)):
-        overrides = {"model.label": None, **overrides}  # first, so that an override can set a label
+        # the first key, so that an override can set another label
+        overrides = {"model.label": None, **overrides}
     values = read_values(path, "runs", overrides)
     if "conditions" in overrides and isinstance(values["conditions"], list):
+        # the name of a condition of the file stands for its entry
         file_entries = read_values(path, "runs").get("conditions")
         entry_by_name = index_by_name(file_entries) if isinstance(file_entries, list) else {}
         values["conditions"] = [
@@ -532,7 +534,10 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
 
 
 def _drop_contrasts(values: JsonObject, keys: Iterable[str]) -> None:
-    """Drop contrasts of conditions that the config lacks, from the values of these keys."""
+    """Drop contrasts of conditions that the config lacks, from the values of these keys.
+
+    A key without a remaining contrast has no value, so its default holds. An empty list stays.
+    """
     entries = values["conditions"]
     if values.get("sweep"):
         entries = entries + expand_sweep(values["sweep"])
