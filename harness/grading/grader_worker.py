@@ -82,8 +82,6 @@ class GraderProcess:
             str(int(with_audit)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
-        # whether the timer has killed the process
-        self._has_expired = False
         # whether the pool has killed the process for good
         self._is_closing = False
 
@@ -165,8 +163,35 @@ class GraderProcess:
             LostProcess: The process did not answer in time, used too much CPU time, ended, or gave
                 an answer that is not a reply.
         """
+        reply_line = self._send_and_read(step_and_request, timeout_s)
+        # a line that was cut short shows the end of the process, just as a missing line does
+        if not reply_line.endswith(b"\n"):
+            # the process has closed its pipe, so it is about to end by itself
+            exit_code = self.end(patience_s=1.0)
+            if self._has_expired:
+                raise LostProcess("timeout", f"over {timeout_s:g} s")
+            if exit_code == -signal.SIGPROF:
+                raise LostProcess("timeout", f"over {GRADER_CPU_LIMIT_S} s of CPU time")
+            raise LostProcess("crashed", f"the grader ended with exit code {exit_code}")
+        # A whole reply counts even after the deadline, because this thread may be late. But the
+        # timer has killed the process, so the next step needs another one.
+        if self._has_expired:
+            self.end()
+        try:
+            columns, remark = json.loads(reply_line)
+            return dict(columns), remark
+        except (ValueError, TypeError):
+            self.end()
+            raise LostProcess("crashed", "the grader answered nonsense") from None
+
+    def _send_and_read(self, step_and_request: Any, timeout_s: float) -> bytes:
+        """Send a line and return the reply as it is; it is empty or cut short if the process ends.
+
+        After the time limit the process is killed.
+        """
         assert self._process and self._process.stdin and self._process.stdout
         reply_line = b""
+        # whether the timer has killed the process
         self._has_expired = False
         timer = Timer(timeout_s, self._expire)
         timer.start()
@@ -177,31 +202,18 @@ class GraderProcess:
             reply_line = self._process.stdout.readline()
         timer.cancel()
         timer.join()
-        # Without a reply the process has closed its pipe and is about to end by itself. The exit
-        # code is read only if there is no whole reply.
-        exit_code = self.end(patience_s=1.0) if self._has_expired or not reply_line else 0
-        # a whole reply counts even after the timer has expired, because this thread may be late
-        if reply_line.endswith(b"\n"):
-            try:
-                columns, remark = json.loads(reply_line)
-                return dict(columns), remark
-            except (ValueError, TypeError):
-                self.end()
-                raise LostProcess("crashed", "the grader answered nonsense") from None
-        if self._has_expired:
-            raise LostProcess("timeout", f"over {timeout_s:g} s")
-        if exit_code == -signal.SIGPROF:
-            raise LostProcess("timeout", f"over {GRADER_CPU_LIMIT_S} s of CPU time")
-        raise LostProcess("crashed", f"the grader ended with exit code {exit_code}")
+        return reply_line
 
     def _expire(self) -> None:
-        """Kill the process, because it has reached its deadline. `_exchange` then gets no reply."""
+        """Kill the process, because it has reached its deadline. Then its reply ends too."""
         self._has_expired = True
         if self._process:
             self._process.kill()
 
     def end(self, patience_s: float = 0.0) -> int:
         """Wait for the process, kill it if it does not end by itself, and return its exit code.
+
+        The next step gets a new process. The last line of the messages is kept for an error.
 
         Args:
             patience_s: How long the process may take to end by itself.
@@ -218,9 +230,8 @@ class GraderProcess:
         # the last line of the messages names the error, and the lines before it may be endless
         with self._stderr_file as stderr_file:
             stderr_file.seek(max(0, stderr_file.seek(0, os.SEEK_END) - MOST_MESSAGE_BYTES))
-            message_lines = (
-                stderr_file.read(MOST_MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
-            )
+            messages = stderr_file.read(MOST_MESSAGE_BYTES).decode(errors="replace")
+        message_lines = messages.strip().splitlines()
         self._last_message = message_lines[-1] if message_lines else "no message"
         return process.wait()
 
@@ -259,8 +270,6 @@ def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
             # the first line is null: the parent asks whether the process has started
             reply = _run_step(*step_and_request) if step_and_request else ({}, None)
             reply_stream.write(json.dumps(reply).encode() + b"\n")
-    except BrokenPipeError:  # the parent is gone, so nobody needs an answer
-        os._exit(0)
     except MemoryError:  # no clean-up can be trusted to work
         os._exit(1)
 

@@ -268,13 +268,16 @@ NONSENSE = [
 ]
 
 
-def test_a_worker_that_answers_nonsense_is_a_crash_and_is_replaced(pool):
-    for number, line in enumerate(NONSENSE, start=50):
-        (worker,) = children()
+def test_a_worker_that_answers_nonsense_or_half_a_line_is_a_crash_and_is_replaced(pool):
+    replies = [(line + b"\n", "answered nonsense") for line in NONSENSE]
+    # half a line comes from a worker that died while it wrote
+    replies.append((b'[{"verdict": "corr', "ended with exit code -9"))
+    for number, (reply, end) in enumerate(replies, start=50):
+        worker = suspend_worker()  # its own reply does not matter
         pool._processes[0]._process.stdout.close()
-        pool._processes[0]._process.stdout = io.BytesIO(line + b"\n")
+        pool._processes[0]._process.stdout = io.BytesIO(reply)
         grade = run_job(pool, sum_job(number))
-        assert (grade.verdict, grade.reason) == ("crashed", "the grader answered nonsense"), line
+        assert (grade.verdict, grade.reason) == ("crashed", f"the grader {end}"), reply
         assert not psutil.pid_exists(worker.pid)
         assert run_job(pool, sum_job(number)).correct
 
