@@ -83,7 +83,9 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
     """
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     width_step = 0.5 if panel.x_limits else 0.2
-    for line_index, (condition, look) in enumerate(panel.look_by_condition.items()):
+    conditions = panel.row_config.series
+    for line_index, condition in enumerate(conditions):
+        look = panel.look_by_condition[condition]
         curve = panel_points[panel_points["condition"] == condition].set_index("x")
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
@@ -97,7 +99,7 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
             mean.where(is_reached),
             color=colour,
             label=line_name,
-            linewidth=0.8 + width_step * (len(panel.look_by_condition) - 1 - line_index),
+            linewidth=0.8 + width_step * (len(conditions) - 1 - line_index),
             marker=look.marker,
             # shifted, so that the markers of equal curves do not cover each other
             markevery=(3 + 4 * line_index, 12),

@@ -1,7 +1,7 @@
 """The config of a figure: rows (what is compared) times heads, or activations of the first MLP."""
 
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -120,9 +120,10 @@ class Panel(NamedTuple):
         column: The index of the head among the config's heads.
         head: The config of the head.
         model: The head's model.
-        model_name: The model's name in the panel's title, "" if the figure's title has it.
+        title: The panel's title.
         row_config: The config of the row.
-        look_by_condition: The looks of the lines, in the order of the config.
+        look_by_condition: The looks of the figure's conditions, so that a condition has the same
+            look in all panels.
         x_limits: The first and the last position that are drawn; None for all.
     """
 
@@ -130,7 +131,7 @@ class Panel(NamedTuple):
     column: int
     head: HeadConfig
     model: str
-    model_name: str
+    title: str
     row_config: RowConfig
     look_by_condition: dict[str, Look]
     x_limits: Limits | None
@@ -138,13 +139,6 @@ class Panel(NamedTuple):
     def line_name(self, condition: str) -> str:
         """The name of a condition's line in the legend."""
         return self.row_config.series[condition].label or label(condition)
-
-    @property
-    def title(self) -> str:
-        """The panel's title."""
-        if self.head.title:
-            return self.head.title
-        return f"{self.model_name} Layer {self.head.layer} Head {self.head.head}".strip()
 
     @property
     def y_limits(self) -> Limits | None:
@@ -259,27 +253,27 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        look_by_condition, panels = choose_looks(self.conditions), []
-        for row_index, row_config in enumerate(self.rows):
-            # a figure that reproduces one of the study's shows as many positions as the study does
-            last_position = 120 if row_config.view == "full" else 60
-            x_limits = (0, last_position) if self.seed_document else None
-            row_looks = {condition: look_by_condition[condition] for condition in row_config.series}
-            for column, head in enumerate(self.heads):
-                panels.append(
-                    Panel(
-                        row_index,
-                        column,
-                        head,
-                        model=head.model or self.model or "",
-                        # the figure's title names the model if all panels have the same
-                        model_name="" if self.title else self._model_name(head),
-                        row_config=row_config,
-                        look_by_condition=row_looks,
-                        x_limits=x_limits,
-                    )
-                )
-        return panels
+        indices = product(range(len(self.rows)), range(len(self.heads)))
+        return [self._make_panel(row, column) for row, column in indices]
+
+    def _make_panel(self, row: int, column: int) -> Panel:
+        """The panel of a row and a head, by their indices."""
+        row_config, head = self.rows[row], self.heads[column]
+        # a figure that reproduces one of the study's shows as many positions as the study does
+        last_position = 120 if row_config.view == "full" else 60
+        # the figure's title names the model if all panels have the same
+        model_name = "" if self.title else self._model_name(head)
+        default_title = f"{model_name} Layer {head.layer} Head {head.head}".strip()
+        return Panel(
+            row=row,
+            column=column,
+            head=head,
+            model=head.model or self.model or "",
+            title=head.title or default_title,
+            row_config=row_config,
+            look_by_condition=choose_looks(self.conditions),
+            x_limits=(0, last_position) if self.seed_document else None,
+        )
 
 
 def load_figure_config(
@@ -301,23 +295,26 @@ def load_figure_config(
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     config_values = read_values(path, "figures", overrides)
-    if model and isinstance(config_values, dict):
-        config_values["model"] = model
-        if "models" in config_values:
-            config_values["models"] = [{"model": model}]
-        heads = config_values.get("heads")
-        # heads of another form are left for the schema to refuse
-        if isinstance(heads, list) and all(isinstance(head, dict) for head in heads):
-            _spread_heads(heads, model)
-    _drop_model_values(config_values, read_values(path, "figures"))
+    # what is not a mapping is left for the schema to refuse
+    if isinstance(config_values, dict):
+        if model:
+            _replace_model_and_heads(config_values, model)
+        _drop_model_values(config_values, read_values(path, "figures"))
     return validate(FigureConfig, config_values, path)
 
 
-def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
-    """Replace the numbers of the heads by evenly spread ones, from the first head to the last.
+def _replace_model_and_heads(config_values: dict[str, Any], model: str) -> None:
+    """Make all panels those of a model, with heads that are evenly spread from first to last.
 
     A single panel gets the middle head. The config's mappings are changed in place.
     """
+    config_values["model"] = model
+    if "models" in config_values:
+        config_values["models"] = [{"model": model}]
+    heads = config_values.get("heads")
+    # heads of another form are left for the schema to refuse
+    if not isinstance(heads, list) or not all(isinstance(head, dict) for head in heads):
+        return
     last_index = load_model_config(model).num_attention_heads - 1
     for index, head in enumerate(heads):
         relative_position = index / (len(heads) - 1) if len(heads) > 1 else 0.5
@@ -350,10 +347,9 @@ def _pair_sections(config_values: Any, file_values: Any) -> list[tuple[Any, Any]
     These are the top level and the entries of `heads`, `models` and `rows`.
     """
     section_pairs = [(config_values, file_values)]
-    if isinstance(config_values, dict):
-        for key in ("heads", "models", "rows"):
-            sections, file_sections = config_values.get(key), file_values.get(key)
-            if isinstance(sections, list) and isinstance(file_sections, list):
-                section_pairs += zip(sections, file_sections, strict=False)
+    for key in ("heads", "models", "rows"):
+        sections, file_sections = config_values.get(key), file_values.get(key)
+        if isinstance(sections, list) and isinstance(file_sections, list):
+            section_pairs += zip(sections, file_sections, strict=False)
     # what is not a mapping is left for the schema to refuse
     return [pair for pair in section_pairs if all(isinstance(section, dict) for section in pair)]

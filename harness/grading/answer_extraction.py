@@ -4,7 +4,7 @@ Where answers are letters of choices, also what the answer must be.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal, Self
@@ -177,8 +177,10 @@ def read_line(text: str, finish_reason: str | None) -> list[str]:
     return [answer]
 
 
-def list_accepted_texts(answer: str, target: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The texts with which an answer to a problem with choices must be compared.
+def list_accepted_texts(job: GradeJob, answer: str) -> tuple[str, ...]:
+    """The texts with which an answer must be compared, with decimal points.
+
+    Without choices they are the targets of the job. With choices they depend on the answer:
 
     - An answer that names the right choice is compared with itself, so it is correct.
     - An answer that names another choice, or contradicts itself, is compared with nothing.
@@ -189,30 +191,34 @@ def list_accepted_texts(answer: str, target: str, choices: Sequence[str]) -> tup
     choice, or names several choices.
 
     Args:
-        answer: The answer.
-        target: The letter of the right choice.
-        choices: The texts of all choices in their order.
+        job: The job, whose target is the letter of the right choice if there are choices.
+        answer: The answer that was read.
     """
-    choice_texts = [*map(_simplify, choices)]
-    right_index = ascii_uppercase.index(target)
+    if not job.choices:
+        return job.targets
+    choice_texts = [*map(_simplify, job.choices)]
+    right_index = ascii_uppercase.index(job.target)
     right_text = choice_texts[right_index]
     simple_answer = _simplify(answer)
     match = _LETTER_AND_TEXT.fullmatch(simple_answer)
-    if match and (letter := match["letter"].upper()) in ascii_uppercase[: len(choices)]:
-        text_after_letter = match["text"]
-        # `B. 5` contradicts itself if A is 5, and so do `B or C` and `B, C`
-        contradicts_letter = text_after_letter != right_text and (
-            text_after_letter in choice_texts
-            or SEVERAL_ANSWERS.search(text_after_letter)
-            or _FURTHER_LETTER.match(text_after_letter)
-        )
-        is_right = letter == target and not contradicts_letter
-    elif simple_answer in choice_texts:
-        is_right = simple_answer == right_text
-    else:
-        # the answer names no choice, so a comparison decides
-        return (choices[right_index],)
-    return (answer,) if is_right else ()
+    if match is None or match["letter"].upper() not in ascii_uppercase[: len(choice_texts)]:
+        # an answer without the letter of a choice may still be the text of one
+        if simple_answer in choice_texts:
+            return (answer,) if simple_answer == right_text else ()
+        accepted_text = job.choices[right_index]
+        return (with_decimal_points(accepted_text) if job.decimal_sign == "," else accepted_text,)
+    if match["letter"].upper() != job.target:
+        return ()
+    text_after_letter = match["text"]
+    if text_after_letter == right_text:
+        return (answer,)
+    # `B. 5` contradicts itself if A is 5, and so do `B or C` and `B, C`
+    contradicts_letter = (
+        text_after_letter in choice_texts
+        or SEVERAL_ANSWERS.search(text_after_letter)
+        or _FURTHER_LETTER.match(text_after_letter)
+    )
+    return () if contradicts_letter else (answer,)
 
 
 def _simplify(text: str) -> str:

@@ -36,18 +36,16 @@ def authors_answer(prompt_and_completion: str) -> str | None:
     An unclosed box hides the closed ones before it. An `\fbox` is not an answer.
     """
     # The last box is that of the completion. If it has none, a box in the prompt counts.
-    box_start = prompt_and_completion.rfind("\\boxed")
-    if box_start < 0:
+    _, command, text_after_command = prompt_and_completion.rpartition("\\boxed")
+    # as in their code, `\boxed 5` and `\boxed {5}` are not answers
+    if not command or not text_after_command.startswith("{"):
         return None
     # the box ends with the brace that closes its first one
     depth = 0
-    for brace in re.compile(r"[{}]").finditer(prompt_and_completion, box_start):
+    for brace in re.finditer(r"[{}]", text_after_command):
         depth += 1 if brace.group() == "{" else -1
         if depth == 0:
-            box = prompt_and_completion[box_start : brace.end()]
-            # as in their code, `\boxed 5` and `\boxed {5}` are not answers
-            prefix = "\\boxed{"
-            return box[len(prefix) : -1] if box.startswith(prefix) else None
+            return text_after_command[1 : brace.start()]
     return None
 
 

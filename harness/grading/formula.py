@@ -181,13 +181,13 @@ class _Reader:
     def read_factor(self) -> Value:
         """Read a value with its powers and factorials: `x^2`, `3!`."""
         value = self.read_atom()
-        while self.peek() in ("!", "^"):
+        while True:
             if self.accept("!"):
                 value = self.evaluator.function("!", value)
-            else:
-                self.position += 1
+            elif self.accept("^"):
                 value = self.evaluator.power(value, self.read_nested(self.read_exponent))
-        return value
+            else:
+                return value
 
     def read_exponent(self) -> Value:
         """Read what follows `^`. A second power comes first: `2^{-1}`, `2^3^2`."""
@@ -213,11 +213,11 @@ class _Reader:
         # 12.3 is 123 / 10, and `0.1\overline{6}` is 1 / 10 + 6 / 90: the repeating digits are
         # divided by as many nines, and by a power of ten for the decimals before them
         integer_digits, decimal_digits, repeating_digits = number_match.groups("")
-        value = Fraction(int("0" + integer_digits + decimal_digits), 10 ** len(decimal_digits))
+        power_of_ten = 10 ** len(decimal_digits)
+        value = Fraction(int("0" + integer_digits + decimal_digits), power_of_ten)
         if repeating_digits:
-            value += Fraction(
-                int(repeating_digits), (10 ** len(repeating_digits) - 1) * 10 ** len(decimal_digits)
-            )
+            nines = 10 ** len(repeating_digits) - 1
+            value += Fraction(int(repeating_digits), nines * power_of_ten)
         # `2\frac12` is two and a half, but `2\frac32` is a product
         fraction_match = self.match(_MIXED_NUMBER)
         if fraction_match and may_be_mixed and number_match.group().isdecimal():
@@ -309,8 +309,8 @@ class _Reader:
     def read_argument(self) -> Value:
         r"""Read the argument of a command: a single digit (`\frac12`), a group, or an atom."""
         if self.peek().isdecimal():
+            value = Fraction(self.peek())
             self.position += 1
-            value = Fraction(self.text[self.position - 1])
             self.accept(" ")
             return value
         return self.read_atom()

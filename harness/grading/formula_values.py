@@ -134,8 +134,9 @@ def has_letters(formula: str) -> bool:
 def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
     """Yield the values of two formulas at each point; None for a formula that has none there.
 
-    A point is skipped if neither formula has a value, or if one is too large. If a formula is not
-    readable, the only values are two None. Without letters there is a single point.
+    - A point is skipped if neither formula has a value, or if a value is too large.
+    - If a formula is not readable, two None are the last values.
+    - Without letters there is a single point.
 
     Raises:
         TooLarge: No point is left, and one was skipped because a value was too large.
@@ -146,14 +147,15 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
             value = evaluator.value(answer, point_index)
             with blame_gold_answer():
                 target_value = evaluator.value(target, point_index)
-            if value is not None or target_value is not None:
-                yield value, target_value
-                has_values = True
         except TooLarge as error:
             size_error = error
         except Unreadable:
             yield None, None
             return
+        else:
+            if value is not None or target_value is not None:
+                has_values = True
+                yield value, target_value
         # without letters all points are the same
         if not evaluator.letters:
             break
@@ -217,6 +219,15 @@ def _count_bits(fraction: Fraction) -> int:
 def _is_natural(value: Value) -> bool:
     """Whether a value is 0, 1, 2, ..."""
     return isinstance(value, Fraction) and value.denominator == 1 and value >= 0
+
+
+def _exact_factorial_or_binomial(n: int, k: int | None = None) -> Fraction:
+    """The factorial of n without k; with k the binomial, the number of choices of k from n."""
+    # n! has n factors, and a binomial the fewer of k and n - k
+    factor_count = n if k is None else min(k, n - k)
+    if factor_count * n.bit_length() > MOST_EXACT_BITS:
+        raise TooLarge("factorial too large")
+    return Fraction(math.factorial(n) if k is None else math.comb(n, k))
 
 
 class Evaluator:
@@ -328,13 +339,7 @@ class Evaluator:
         is_combinatorial = name in _COMBINATORIAL_NAMES
         self._spend(20 if is_combinatorial else 1)
         if is_combinatorial and all(map(_is_natural, arguments)):
-            # of n! there is only n, so k is n too and is not used
-            n, k = int(arguments[0]), int(arguments[-1])
-            # n! has n factors, and a binomial the fewer of k and n - k
-            factor_count = n if name == "!" else min(k, n - k)
-            if factor_count * n.bit_length() > MOST_EXACT_BITS:
-                raise TooLarge("factorial too large")
-            return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
+            return _exact_factorial_or_binomial(*map(int, arguments))
         rounded_arguments = [*map(_rounded, arguments)]
         most_argument_bits = _MOST_ARGUMENT_BITS_BY_NAME.get(name, MOST_ROUNDED_BITS)
         if any(value and mpmath.mag(value) > most_argument_bits for value in rounded_arguments):

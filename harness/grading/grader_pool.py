@@ -14,12 +14,11 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from queue import Empty, LifoQueue, SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from msgspec.structs import asdict
 
-from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_extraction import Grade, GradeJob, list_accepted_texts, read_answer
 from harness.grading.grader_worker import COMPARISON_STEP, GraderProcess
 from harness.grading.other_graders import COLUMNS_BY_STEP, list_audit_texts
@@ -53,9 +52,7 @@ class GraderPool:
         # each process has a thread that starts it, waits for its replies and kills it if it hangs
         self._threads = ThreadPoolExecutor(len(self._processes), "mless-grader")
         # the process that was used last is used again first, so that few jobs start few processes
-        self._idle_processes: LifoQueue[GraderProcess] = LifoQueue()
-        for process in self._processes:
-            self._idle_processes.put(process)
+        self._idle_processes = [*self._processes]
         self._result_by_key: dict[bytes, Future[Grade]] = {}
         """The result of each job, by its key: equal jobs run once."""
         self._pending_count = 0
@@ -82,26 +79,15 @@ class GraderPool:
         if isinstance(job, Grade):
             self._finished_jobs.put((tag, job))
             return
-        steps: list[str] = []
-        request: dict[str, Any] = {}
-        answer = read_answer(job)
-        if isinstance(answer, Grade):
-            grade = answer
-        else:
-            targets = _list_targets(job, answer)
-            # An answer that is equal to a target as text is correct. Whether another answer is the
-            # same mathematics is decided by a worker, which replaces the verdict.
-            grade = Grade(verdict="correct", answer=answer)
-            if answer not in targets:
-                steps = [COMPARISON_STEP]
-                request |= {"targets": targets, "decimal": job.decimal_sign}
+        grade, comparison = _grade_as_text(job)
+        steps = [COMPARISON_STEP] if comparison else []
+        request = {"grade": asdict(grade), **comparison}
         if self._with_audit:
             # the authors' rule looks for a box, so it cannot grade an answer that is a line
             steps += ["math_verify"] if job.is_line else COLUMNS_BY_STEP
             request["audit"] = list_audit_texts(job)
         # a process is needed only for steps that this process does not do itself
         if steps:
-            request["grade"] = asdict(grade)
             self._enqueue(tag, request, steps)
         else:
             self._finished_jobs.put((tag, grade))
@@ -142,23 +128,29 @@ class GraderPool:
         )
 
     def _grade(self, key: bytes, request: Mapping[str, Any], steps: Sequence[str]) -> Grade:
-        """Grade a job in the next idle process. Only a reproducible result stays cached."""
-        process = self._idle_processes.get()
+        """Grade a job in an idle process. Only a reproducible result stays cached."""
+        # there are as many threads as processes, so this thread has an idle process
+        process = self._idle_processes.pop()
         try:
             grade, is_reproducible = process.grade(request, steps)
         finally:
-            self._idle_processes.put(process)
+            self._idle_processes.append(process)
         if not is_reproducible:
             self._result_by_key.pop(key, None)
         return grade
 
 
-def _list_targets(job: GradeJob, answer: str) -> tuple[str, ...]:
-    """The accepted answers of a job, with decimal points."""
-    if not job.choices:
-        return job.targets
-    targets = list_accepted_texts(answer, job.target, job.choices)
-    # the answer `A. 2,5` that names the right choice is its own target, and must stay equal to it
-    if job.decimal_sign != "," or answer in targets:
-        return targets
-    return tuple(map(with_decimal_points, targets))
+def _grade_as_text(job: GradeJob) -> tuple[Grade, dict[str, Any]]:
+    """Grade a job by comparing texts, and return what a worker needs to compare as mathematics.
+
+    The latter is empty if texts decide: there is no answer, or it is equal to a target. Otherwise
+    the grade is incorrect until a worker has replaced its verdict.
+    """
+    answer = read_answer(job)
+    if isinstance(answer, Grade):
+        return answer, {}
+    targets = list_accepted_texts(job, answer)
+    if answer in targets:
+        return Grade(verdict="correct", answer=answer), {}
+    comparison = {"targets": targets, "decimal": job.decimal_sign}
+    return Grade(verdict="incorrect", answer=answer), comparison

@@ -5,8 +5,7 @@ the value, and compares the sets. `harness.grading.answer_equality` compares all
 """
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
 from math import inf
 from operator import eq, ge, gt, le, lt, ne
@@ -131,10 +130,9 @@ def _is_combination(text: str) -> bool:
     equation that was to be solved.
     """
     text_of_unknowns = _STRUCTURE_COMMAND.sub("", text)
-    if "\\text" in text_of_unknowns:
-        return False
     return (
-        len({*_VARIABLE.findall(text_of_unknowns)}) > 1
+        "\\text" not in text_of_unknowns
+        and len({*_VARIABLE.findall(text_of_unknowns)}) > 1
         and not _COEFFICIENT.search(text_of_unknowns)
         and not _NOT_A_NAME.search(text_of_unknowns)
     )
@@ -218,22 +216,20 @@ def same_sets(answer: str, target: str) -> bool | None:
     has_proper_reading = False
     for point_index in range(POINT_COUNT):
         try:
-            answer_memberships, target_memberships = number_line.memberships(
-                [answer, target], point_index
-            )
+            answer_results, target_results = number_line.test_sets([answer, target], point_index)
         except (Unreadable, TooLarge):
             return None
         # `x<5` and `y<5` are not sets of the same letter
         if len(number_line.letters) > 1:
             return None
         # the readings in which both sets contain the same numbers
-        common_memberships = answer_memberships & target_memberships
-        if not common_memberships:
+        common_results = answer_results & target_results
+        if not common_results:
             return False
         # A reading counts if the set has some numbers and lacks others. If no set has bounds, as
         # `\mathbb{R}`, there is a single position, and the reading counts too.
         has_proper_reading |= any(
-            len(membership) == 1 or len(set(membership)) == 2 for membership in common_memberships
+            len(are_members) == 1 or len(set(are_members)) == 2 for are_members in common_results
         )
         # bounds without letters are the same at every point
         if not number_line.evaluator.letters:
@@ -241,21 +237,30 @@ def same_sets(answer: str, target: str) -> bool | None:
     return has_proper_reading
 
 
-CommaMeaning = Callable[[list[bool]], bool]
-"""The meaning of a comma in a set: `any` for a union, `all` for an intersection."""
+Combination = Callable[[Iterable[bool]], bool]
+"""How the members of a set are combined: `any` for a union, `all` for an intersection."""
+Membership = Callable[[int], bool]
+"""Whether a set contains the number at a position of a `_NumberLine`."""
+
+
+def _combine(combination: Combination, memberships: Iterable[Membership]) -> Membership:
+    """The membership of a union or an intersection of sets."""
+    # a list, because an iterator could not be used again for the next position
+    members = [*memberships]
+    return lambda position: combination(contains(position) for contains in members)
 
 
 class _NumberLine:
-    """The bounds of sets in their order, and a number that is compared with them.
+    """The bounds of sets in their order, and the numbers at and between them.
 
-    The methods that visit a set collect its bounds, and say whether it contains the number.
+    A set is read before it is tested: the `read_` methods collect its bounds and return its
+    membership. The positions exist only after all sets have been read. Position 0 is at the lowest
+    bound, 1 between it and the next bound, 2 at the next bound, and so on.
 
     Attributes:
         letters: The letters whose values the sets contain, as `x` in `x<5`.
         evaluator: Computes the bounds, which may contain further letters.
         point_index: The point of the evaluator, which gives these letters their values.
-        position: Where the number is: 0 at the lowest bound, 1 between it and the next bound, 2 at
-            the next bound, and so on.
         value_by_bound: The value of each bound by its text.
         bounds: The values in ascending order, from minus infinity to infinity.
     """
@@ -263,78 +268,66 @@ class _NumberLine:
     def __init__(self) -> None:
         self.letters: set[str] = set()
         self.evaluator = Evaluator()
-        self.position = 0
 
-    def memberships(self, set_texts: list[str], point_index: int) -> list[set[tuple[bool, ...]]]:
-        """For each set the results of `membership`, for both meanings of a comma.
+    def test_sets(self, set_texts: list[str], point_index: int) -> list[set[tuple[bool, ...]]]:
+        """For each set and each meaning of a comma, whether the set contains each tested number.
 
-        The results are equal, and so a single one, if the text has no comma.
+        A number is tested at each bound and between neighbouring bounds. If a text has no comma,
+        both meanings have the same result, and the set of results has one element.
         """
         self.point_index, self.value_by_bound = point_index, dict(_INFINITY_BY_NAME)
-        self.bounds: list[Value] = []
-        for set_text in set_texts:
-            # this collects the bounds; the result means nothing before all bounds are known
-            self.contains(set_text, any)
-        self.bounds = sorted(set(self.value_by_bound.values()))
-        return [
-            {self.membership(set_text, any), self.membership(set_text, all)}
+        memberships_by_set = [
+            [self.read_set(set_text, comma_meaning) for comma_meaning in (any, all)]
             for set_text in set_texts
         ]
-
-    def membership(self, set_text: str, combine: CommaMeaning) -> tuple[bool, ...]:
-        """Whether a set contains the number, for all positions of the number in their order.
-
-        `combine` is the meaning of a comma.
-        """
-        is_contained_by_position = []
+        self.bounds: list[Value] = sorted(set(self.value_by_bound.values()))
         # Bound i has the position 2 * i. The first and last bounds are infinities, not numbers.
-        for position in range(1, 2 * len(self.bounds) - 2):
-            self.position = position
-            is_contained_by_position.append(self.contains(set_text, combine))
-        return tuple(is_contained_by_position)
+        positions = range(1, 2 * len(self.bounds) - 2)
+        return [
+            {tuple(map(contains, positions)) for contains in memberships}
+            for memberships in memberships_by_set
+        ]
 
-    def contains(self, text: str, combine: CommaMeaning) -> bool:
-        """Whether a set contains the number. All its bounds are visited, to collect them.
+    def read_set(self, text: str, comma_meaning: Combination = any) -> Membership:
+        """Read a list, a difference, a union, a relation, all real numbers, or an interval.
 
-        It is read as a list, a difference, a union, a relation, all real numbers, or an interval:
-        the first of these that fits.
+        The first of these that fits decides.
 
         Args:
             text: The set.
-            combine: The meaning of a comma.
+            comma_meaning: How members between commas are combined.
 
         Raises:
             Unreadable: The text is not a set.
         """
         members, separators = split_outside_brackets(text, ELEMENT_SEPARATORS)
         if separators:
-            return self.list_contains(members, separators, combine)
+            return self.read_list(members, separators, comma_meaning)
         first_set, *removed_sets = split_outside_brackets(text, DIFFERENCE_SIGNS).pieces
         if removed_sets:
-            # the removed sets are visited even if the first set does not contain the number
-            removed_memberships = [self.contains(removed_set, any) for removed_set in removed_sets]
-            return self.contains(first_set, any) and not any(removed_memberships)
+            is_removed = _combine(any, map(self.read_set, removed_sets))
+            is_in_first_set = self.read_set(first_set)
+            return lambda position: is_in_first_set(position) and not is_removed(position)
         united_sets = split_outside_brackets(text, UNION_SIGNS).pieces
         if len(united_sets) > 1:
-            # a list, because `any` stops at the first True, but all bounds must be visited
-            return any([self.contains(united_set, any) for united_set in united_sets])
+            return _combine(any, map(self.read_set, united_sets))
         relation = as_relation(text)
         if relation.operators:
-            return self.relation_contains(relation)
-        return text == REALS or self.interval_contains(text)
+            return self.read_relation(relation)
+        return (lambda position: True) if text == REALS else self.read_interval(text)
 
-    def list_contains(
-        self, members: list[str], separators: list[str], combine: CommaMeaning
-    ) -> bool:
-        r"""Whether a list of relations contains the number.
+    def read_list(
+        self, members: list[str], separators: list[str], combination: Combination
+    ) -> Membership:
+        r"""Read a list of relations.
 
         `x\ne 1,2` excludes both numbers. `or` makes a union, and `and` an intersection. Only a list
-        that is separated by commas alone has the meaning `combine`.
+        that is separated by commas alone has the combination that is given.
 
         Args:
             members: The relations.
             separators: The separators between them.
-            combine: The meaning of a comma.
+            combination: How members between commas are combined.
 
         Raises:
             Unreadable: It is a list of points, or has both `and` and `or`.
@@ -342,36 +335,40 @@ class _NumberLine:
         first_member = as_relation(members[0])
         if first_member.operators == ["\\ne"]:
             # `x\ne 1,2` is written as `x\ne 1` and `x\ne 2`
-            combine = all
+            combination = all
             members = [
                 member if as_relation(member).operators else f"{first_member.terms[0]}\\ne {member}"
                 for member in members
             ]
         elif OR in separators:
-            combine = any
+            combination = any
         elif AND in separators:
-            combine = all
+            combination = all
         are_relations = all(as_relation(member).operators for member in members)
         if not are_relations or {OR, AND} <= set(separators):
             raise Unreadable("points, or both `and` and `or`")
-        return combine([self.contains(member, combine) for member in members])
+        return _combine(combination, map(self.read_set, members))
 
-    def relation_contains(self, relation: Relation) -> bool:
-        """Whether `x<5`, `1<x<2` or `x\\in [1,2)` is true of the number."""
+    def read_relation(self, relation: Relation) -> Membership:
+        """Read a relation of a letter: `x<5`, `1<x<2` or `x\\in [1,2)`."""
         terms, operators = relation
         if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
             self.letters.add(terms[0])
-            return self.contains(terms[1], any)
+            return self.read_set(terms[1])
         # the chain `1<x<2` states `x>1` and `x<2`
         if len(terms) == 3:
             flipped_operator = FLIPPED_OPERATORS.get(operators[0], "")
-            satisfies_first = self.satisfies_comparison(terms[1], flipped_operator, terms[0])
-            return self.satisfies_comparison(terms[1], operators[1], terms[2]) and satisfies_first
-        # several operators joined are no operator, so a longer chain is refused
-        return self.satisfies_comparison(terms[0], "".join(operators), terms[-1])
+            memberships = [
+                self.read_comparison(terms[1], flipped_operator, terms[0]),
+                self.read_comparison(terms[1], operators[1], terms[2]),
+            ]
+            return _combine(all, memberships)
+        if len(terms) > 3:
+            raise Unreadable("more than two comparisons")
+        return self.read_comparison(terms[0], operators[0], terms[1])
 
-    def interval_contains(self, text: str) -> bool:
-        """Whether the interval `[1,2)` or the set `\\{1,2\\}` contains the number.
+    def read_interval(self, text: str) -> Membership:
+        """Read the interval `[1,2)` or the set `\\{1,2\\}`.
 
         Raises:
             Unreadable: The text is neither.
@@ -379,48 +376,49 @@ class _NumberLine:
         bracket_pair, content = brackets(text)
         entries = split_outside_brackets(content, frozenset(",;")).pieces
         if bracket_pair == "\\{\\}":
-            return any([self.satisfies_bound("=", entry) for entry in entries])
+            return _combine(any, (self.read_bound("=", entry) for entry in entries))
         if bracket_pair not in _OPERATORS_BY_BRACKETS or len(entries) != 2:
             raise Unreadable("no set")
-        return all([*map(self.satisfies_bound, _OPERATORS_BY_BRACKETS[bracket_pair], entries)])
+        return _combine(all, map(self.read_bound, _OPERATORS_BY_BRACKETS[bracket_pair], entries))
 
-    def satisfies_comparison(self, left_term: str, operator: str, right_term: str) -> bool:
-        """Whether the number satisfies a comparison, which bounds it on one side or on both.
+    def read_comparison(self, left_term: str, operator: str, right_term: str) -> Membership:
+        """Read a comparison of a letter, which bounds it on one side or on both.
 
         `5>x` is `x<5`, `-x<5` is `x>-5`, and `|x|<5` is `x<5` and `x>-5`.
         """
         # the side with the unknown becomes the left one
         if not _SIGNED_VARIABLE.fullmatch(left_term):
-            left_term, operator, right_term = (
-                right_term,
-                FLIPPED_OPERATORS.get(operator, ""),
-                left_term,
-            )
+            left_term, right_term = right_term, left_term
+            operator = FLIPPED_OPERATORS.get(operator, "")
         if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED_OPERATORS:
             raise Unreadable("no comparison of a letter")
         self.letters.add(left_term.strip("-|"))
-        is_within_bound = self.satisfies_bound(operator, right_term)
+        membership = self.read_bound(operator, right_term)
         # `x<5` has only this bound
         if left_term[0] not in "-|":
-            return is_within_bound
-        is_within_opposite_bound = self.satisfies_bound(
-            FLIPPED_OPERATORS[operator], f"-({right_term})"
-        )
+            return membership
+        opposite_membership = self.read_bound(FLIPPED_OPERATORS[operator], f"-({right_term})")
         # `-x<5` is `x>-5`, so only the opposite bound counts
         if left_term[0] == "-":
-            return is_within_opposite_bound
+            return opposite_membership
         # `|x|>5` holds on one side or the other, `|x|<5` only where both sides hold
-        combine = any if operator in (">", "\\ge", "=") else all
-        return combine([is_within_bound, is_within_opposite_bound])
+        combination = any if operator in (">", "\\ge", "=") else all
+        return _combine(combination, [membership, opposite_membership])
 
-    def satisfies_bound(self, operator: str, bound: str) -> bool:
-        """Whether `number operator bound` is true."""
+    def read_bound(self, operator: str, bound: str) -> Membership:
+        """Read the set of the numbers for which `number operator bound` is true.
+
+        Raises:
+            Unreadable: The bound is not a number, or there are more than `MOST_BOUNDS`.
+        """
         # a set of numbers may extend to infinity, as in `x<\infty`, but does not contain it
-        includes_infinity = bound in _INFINITY_BY_NAME and operator not in ("<", ">")
-        if includes_infinity or len(self.value_by_bound) > MOST_BOUNDS:
-            raise Unreadable("no number, or too many")
+        if bound in _INFINITY_BY_NAME and operator not in ("<", ">"):
+            raise Unreadable("no number")
         if bound not in self.value_by_bound:
             self.value_by_bound[bound] = self.evaluator.real_value(bound, self.point_index)
+        if len(self.value_by_bound) > MOST_BOUNDS:
+            raise Unreadable("too many bounds")
+        value = self.value_by_bound[bound]
+        is_true = _COMPARISON_BY_OPERATOR[operator]
         # the bound with the index i among the sorted ones has the position 2 * i
-        bound_position = 2 * bisect_left(self.bounds, self.value_by_bound[bound])
-        return bool(_COMPARISON_BY_OPERATOR[operator](self.position, bound_position))
+        return lambda position: is_true(position, 2 * self.bounds.index(value))

@@ -278,33 +278,38 @@ def _extend_group(group_value: int | None, word: str) -> int | None:
 def split_unit(text: str) -> tuple[str, str]:
     r"""Split a text in plain notation into its value and its unit, "" if there is none.
 
-    `5\text{cm}` is 5 and `cm`, `\dollar 5` is 5 and `dollar`, and `5\text{ million}` is
-    `(5)*1000000` without a unit. Other words stay with the value, as in `5\text{ or more}`.
+    - An angle is in degrees as a whole: `30\degree+5\degree` is `30+5` and `degree`.
+    - A dollar sign before a value is its unit: `\dollar 5` is 5 and `dollar`.
+    - At the end of a value, units and scales are split off: `5\text{cm}` is 5 and `cm`, and
+      `5\text{ million}` is `(5)*1000000` without a unit.
+    - All else stays with the value: words that are not a unit, as in `5\text{ or more}`, and the
+      degrees of an argument, as in `\sin 30\degree`.
     """
-    unit = ""
+    has_function = _TRIGONOMETRIC_FUNCTION.search(text)
     # `30\degree C` and `30\degree\text{ north}` are not angles
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
-    if "\\degree" in text and not _TRIGONOMETRIC_FUNCTION.search(text) and not has_other_unit:
-        # the value is in degrees as a whole: in a sum or a fraction the sign may stand anywhere
+    if "\\degree" in text and not has_function and not has_other_unit:
+        # in a sum or a fraction the sign may stand anywhere
         return re.sub(r"\\degree ?", "", text), "degree"
-    # only a dollar sign may stand before the value
+    unit_before = ""
+    # a minus sign before the dollar sign belongs to the value
     dollar_sign = re.match(r"(-?)\\dollar *", text)
     if dollar_sign:
-        text, unit = dollar_sign[1] + text[dollar_sign.end() :], "dollar"
+        unit_before = "dollar"
+        text = dollar_sign[1] + text[dollar_sign.end() :]
     unit_match = _UNIT.search(text[-LONGEST_UNIT:])
     if unit_match is None:
-        return text, unit
+        return text, unit_before
     value = text.removesuffix(unit_match.group())
     factor, unit_words = _split_scale(unit_match["unit"])
-    # in `\sin 30\degree` the degrees belong to the argument and are not the unit
-    is_angle = "\\degree" in unit_words and _TRIGONOMETRIC_FUNCTION.search(text)
-    if not value or not _is_unit(unit_words) or is_angle:
-        return text, unit
+    is_unit_of_argument = "\\degree" in unit_words and has_function
+    if not value or not _is_unit(unit_words) or is_unit_of_argument:
+        return text, unit_before
     # in `5\text{ million dollars}` the value is 5 times a million
     if factor > 1:
         value = f"({value})*{factor}"
     # in `\dollar 5\text{ million}` only the dollar is a unit
-    return value, _spell_unit(unit_words) or unit
+    return value, _spell_unit(unit_words) or unit_before
 
 
 def units_agree(unit: str, target_unit: str) -> bool:

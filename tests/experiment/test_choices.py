@@ -10,7 +10,7 @@ from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.grading import answer_grading
-from harness.grading.answer_extraction import list_accepted_texts
+from harness.grading.answer_extraction import GradeJob, list_accepted_texts
 from harness.runs.run_files import RunFiles
 from tests.analysis.test_answer_logprob import load, write_scored_run
 from tests.experiment.test_prompt import plan_of
@@ -42,7 +42,8 @@ def test_columns_and_answers_are_read(text, answers, choices, tmp_path):
 def test_an_answer_names_a_choice(target, choices, correct, incorrect):
     for verdict, answers in {"correct": correct, "incorrect": incorrect}.items():
         for answer in answers:
-            texts = list_accepted_texts(answer, target, choices)
+            job = GradeJob(completion="", target=target, choices=choices)
+            texts = list_accepted_texts(job, answer)
             assert answer_grading.compare_answers(answer, *texts).verdict == verdict, answer
 
 
