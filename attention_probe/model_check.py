@@ -60,7 +60,7 @@ def _check_attention(run_path: Path) -> str:
         ModelError: they differ by more than WEIGHT_TOLERANCE.
     """
     mean_weights = []
-    # no arguments: Hugging Face; none beyond those of the run: the engine
+    # None stands for Hugging Face, and {} for the engine with only the arguments of the run
     for folder_name, engine_arguments in (("reference", None), ("engine", {})):
         settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine_arguments)
         traces_path = run_path.with_name(folder_name)

@@ -193,9 +193,7 @@ def make_header(settings: ProbeSettings, source: Source, flip: str | None) -> Tr
     fingerprint = versions_and_hashes.model_fingerprint(
         smollm2_model.resolve_model(str(settings.model)), settings.arguments.get("revision")
     )
-    options: JsonObject = {
-        name: getattr(settings.record, name) for name in ("activations", "norms", "rows")
-    }
+    options: JsonObject = asdict(settings.record)
     # In these prompts a filler may be merged with other tokens. Which tokens all prompts have in
     # common therefore depends on the conditions.
     if source.layout == Layout.AS_PUBLISHED or source.kind == "log":

@@ -95,7 +95,7 @@ class ProbeSettings:
         chosen_conditions = self.conditions or self._default_conditions(source)
         # the baseline first, because all other prompts are aligned to it
         conditions = tuple(dict.fromkeys((BASELINE, *chosen_conditions)))
-        base_conditions = check_conditions(source, conditions)
+        base_conditions = find_base_conditions(source, conditions)
         interventions = {
             name: source.interventions[name]
             for name in base_conditions
@@ -172,21 +172,20 @@ def _locate(model: str | None) -> Path:
     return Path(smollm2_model.name_model(str(model))).expanduser().resolve()
 
 
-def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[str]:
+def find_base_conditions(source: Source, names: Iterable[str]) -> Collection[str]:
     """The condition of each name: the name itself, or for a position gap the condition it is of.
 
     Raises:
         ConfigError: the source lacks a condition, or one cannot be probed.
     """
-    condition_by_name = {name: remove_gap(name, source.conditions) for name in conditions}
-    absent_names = [
+    condition_by_name = {name: remove_gap(name, source.conditions) for name in names}
+    absent_text = ", ".join(
         name for name, condition in condition_by_name.items() if condition not in source.conditions
-    ]
-    if absent_names:
-        names = ", ".join(absent_names)
+    )
+    if absent_text:
         raise ConfigError(
-            f"{source.name} has no condition {names}: expected one of "
-            f"{list_near(names, source.conditions)}."
+            f"{source.name} has no condition {absent_text}: expected one of "
+            f"{list_near(absent_text, source.conditions)}."
         )
     answer_names = [
         name

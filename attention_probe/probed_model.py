@@ -27,38 +27,40 @@ Measure = Callable[[PromptsByCondition], FieldsByCondition]
 def open_model(
     settings: ProbeSettings, prompts_by_problem: Mapping[str, PromptsByCondition]
 ) -> Iterator[tuple[Measure, JsonObject]]:
-    """Open the model for these prompts alone, and check it; close it afterwards.
+    """Open the model for these prompts alone; an engine is closed afterwards.
 
     Without `settings.engine` the first layers are loaded in Hugging Face and compared with other
     ways of computing them. With it all layers run in vLLM, which has no self-check.
 
     Yields:
-        What measures with the model, and the errors that the self-check measured.
+        What measures a problem with the model, and the errors that the self-check measured.
 
     Raises:
         PromptMismatchError: a prompt is longer than the model's context.
         ModelError: the model cannot be loaded, or gives no attention.
         ConfigError: the rows to store are too large, or the engine cannot record the model.
     """
+    prompts = list(flatten_prompts(prompts_by_problem))
+    check_prompt_and_row_sizes(settings, prompts)
     options = settings.record
-    all_prompts = list(flatten_prompts(prompts_by_problem))
-    check_prompt_and_row_sizes(settings, all_prompts)
     if settings.engine is None:
         loaded_model = settings.load_model(settings.dtype)
         float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
-        checks = self_check(loaded_model, all_prompts, options, float32_model)
+        checks = self_check(loaded_model, prompts, options, float32_model)
         yield partial(measure_problem, loaded_model, options=options), checks
         return
-    # an intervention may leave a gap in the positions, which needs context as tokens do
-    most_positions = max(len(prompt) + find_gap(prompt.intervention)[1] for prompt in all_prompts)
+    # An intervention may leave a gap in the positions, which needs context as tokens do. Its size
+    # is the second value of `find_gap`.
+    most_positions = max(len(prompt) + find_gap(prompt.intervention)[1] for prompt in prompts)
     engine_arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,
         # memory is reserved for the longest prompt and the token that the engine generates
         "max_model_len": 1 + most_positions,
     }
-    # a set of queries for each average, and one for each stored row, which is that of one query
-    set_count = QUERY_SET_COUNT + max(map(options.count_rows, all_prompts))
+    # The engine sums attention over sets of queries: one set for each average, and one for each
+    # stored row, which is that of a single query.
+    set_count = QUERY_SET_COUNT + max(map(options.count_rows, prompts))
     layers_by_use = settings.opened | {"recorded": sorted(settings.layers)}
     with closing(open_recorder(engine_arguments, layers_by_use, set_count)) as engine:
         yield partial(measure_in_engine, engine, options=options), {}

@@ -25,7 +25,7 @@ def self_check(
     loaded_model: LoadedModel,
     prompts: Sequence[TokenizedPrompt],
     options: MeasurementOptions,
-    float32_model: LoadedModel | None = None,
+    float32_model: LoadedModel | None,
 ) -> dict[str, Any]:
     """Compute one prompt in other ways: with eager attention, and in float32 if that is not used.
 
@@ -36,7 +36,7 @@ def self_check(
         loaded_model: The model, ready to run.
         prompts: The prompts of all problems.
         options: What will be recorded.
-        float32_model: The same model in float32, if it is run in another type.
+        float32_model: The same model in float32; None if it is run in float32.
 
     Returns:
         The largest errors by name, and which prompt was computed.

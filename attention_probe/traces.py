@@ -279,9 +279,10 @@ def _read_facts(path: Path) -> JsonObject:
     """The fields of a trace that are not arrays."""
     with _explain_read_errors(path), safe_open(path, framework="numpy") as trace_file:
         facts: JsonObject = json.loads(trace_file.metadata()["facts"])
-    # JSON has no tuples, so they were stored as lists
-    tuple_facts = {name: tuple(fact) for name, fact in facts.items() if isinstance(fact, list)}
-    return facts | tuple_facts
+        # JSON has no tuples, so these two were stored as lists; without a filler there is no span
+        return facts | {
+            name: tuple(facts[name]) for name in ("tokens", "filler_span") if facts[name]
+        }
 
 
 @contextmanager

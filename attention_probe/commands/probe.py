@@ -82,12 +82,14 @@ def probe(
     from harness.yaml_settings import parse_overrides, validate
 
     run_or_logs = locate_run(source) if source else None
-    # several logs by condition, or one path; any dataset but math500 is a file
+    # `locate_run` returns logs by condition, or one path
+    source_key = "logs" if isinstance(run_or_logs, dict) else "run"
+    is_dataset_file = dataset not in (None, "math500")
     prompt_values = {
-        "logs" if isinstance(run_or_logs, dict) else "run": run_or_logs,
+        source_key: run_or_logs,
         "metric": metric,
         "layout": layout,
-        "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
+        "dataset": {"path": dataset} if is_dataset_file else dataset,
         "flip": flip,
         "controls": controls,
         "ids": split_words(ids),

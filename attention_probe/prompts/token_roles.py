@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment.prompts import built_prompts
 from harness.experiment.prompts.built_prompts import (
     ABSENT,
     FILLER_INDEX,
+    TOKEN_ROLES,
     BuiltPrompt,
     find_originals,
+    tokenize,
 )
 from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.tokenizer import token_texts
@@ -33,7 +34,7 @@ GAP_SUFFIX = "+gap"
 """Suffix of a position gap's name: the prompt without its filler, whose other tokens keep their
 positions. A config cannot name a condition like this, because names have no plus sign."""
 
-ROLES = built_prompts.TOKEN_ROLES
+ROLES = TOKEN_ROLES
 """The names of roles, in the order of their numbers in `TokenizedPrompt.roles`."""
 
 
@@ -145,10 +146,8 @@ def tokenize_problem(
         built_prompt = _build_prompt(problem, condition, tokenizer)
         # for mypy: both are None only in prompts that no tokenizer was given for
         assert built_prompt.token_ids is not None and built_prompt.offsets is not None
-        filler_span = None
         filler_positions = np.flatnonzero(built_prompt.token_roles == FILLER_INDEX).tolist()
-        if filler_positions:
-            filler_span = (filler_positions[0], filler_positions[-1] + 1)
+        filler_span = (filler_positions[0], filler_positions[-1] + 1) if filler_positions else None
         prompt = TokenizedPrompt(
             problem_id=problem.id,
             condition=condition,
@@ -167,7 +166,7 @@ def tokenize_problem(
             original_pos=find_originals(built_prompt, baseline_prompt),
             positions=np.arange(len(built_prompt.token_ids), dtype=np.int32),
         )
-        # another name than the condition's is that of its position gap
+        # a name that is not the condition's is that of its position gap
         prompt_by_name[name] = prompt if name == condition else prompt.make_position_gap()
     return prompt_by_name
 
@@ -178,8 +177,10 @@ def remove_gap(name: str, conditions: Collection[str]) -> str:
     A name is that of a position gap if it is not among the conditions, and is among them without
     GAP_SUFFIX.
     """
+    if name in conditions:
+        return name
     condition = name.removesuffix(GAP_SUFFIX)
-    return condition if name not in conditions and condition in conditions else name
+    return condition if condition in conditions else name
 
 
 def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
@@ -208,7 +209,7 @@ def _build_prompt(
     untokenized_prompt = BuiltPrompt(
         prompt=requested_prompt, text=stored_prompt.prompt, intervention=stored_prompt.intervention
     )
-    built_prompt = built_prompts.tokenize(
+    built_prompt = tokenize(
         untokenized_prompt, find_segments(requested_prompt, stored_prompt.prompt), tokenizer
     )
     if stored_prompt.prompt_token_sha256 not in (None, built_prompt.prompt_token_sha256):

@@ -1,7 +1,9 @@
 """The side table of the endpoint `answer_logprob`: log share and log-probability of gold answers.
 
-Both are in nats. The log-probability has no verdict, because it alone does not tell whether the
-model knows the answer: a text before the question may make every answer likelier.
+The share of an answer is its probability divided by the sum over all scored answers of its problem.
+Its logarithm and the log-probability are in nats. The log-probability has no verdict, because it
+alone does not tell whether the model knows the answer: a text before the question may make every
+answer likelier.
 """
 
 from dataclasses import replace
@@ -38,13 +40,14 @@ def answer_table(
     """
     if design.score != GOLD_FIRST:
         return comparison[:0]
-    share_comparison, logprob_comparison = (
-        compare_outcomes(
-            count_outcomes(samples, design.by, score),
-            replace(design, score=score, margin=NATS_MARGIN),
-        )
-        for score in (ANSWER_SHARE, ANSWER_LOGPROB)
+    nats_design = replace(design, margin=NATS_MARGIN)
+    share_comparison = compare_outcomes(
+        count_outcomes(samples, design.by, ANSWER_SHARE), nats_design
     )
+    logprob_comparison = compare_outcomes(
+        count_outcomes(samples, design.by, ANSWER_LOGPROB), nats_design
+    )
+    # the rows of all three comparisons match, because the samples and contrasts are the same
     is_at_chance = comparison["unmeasured"].str.startswith(AT_CHANCE_REASON, na=False)
     return share_comparison.assign(
         answer_share=share_comparison["accuracy"],

@@ -209,8 +209,8 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     for outcomes_by_condition in outcomes_by_setting.values():
         rows += _compare_conditions(outcomes_by_condition, design)
     judge(rows, primary=design.primary_row)
-    model_column, layout_column, *other_columns = COMPARISON_COLUMNS
-    columns = [model_column, layout_column, *design.by, *other_columns]
+    model_column, layout_column, *further_columns = COMPARISON_COLUMNS
+    columns = [model_column, layout_column, *design.by, *further_columns]
     return pandas.DataFrame(rows, columns=columns).astype(_TYPE_BY_COLUMN)
 
 
@@ -259,12 +259,11 @@ def _compare_pair(baseline: Outcomes, outcomes: Outcomes, margin: float, look_co
     """The difference of a condition from another, with intervals in points, p and flips."""
     refuse_unpaired(baseline, outcomes)
     changes = outcomes.right_by_draw - baseline.right_by_draw
-    difference = answered_difference = estimate_over_draws(
-        changes, baseline.samples_by_draw, baseline.clusters
+    difference = estimate_over_draws(changes, baseline.samples_by_draw, baseline.clusters)
+    # a score that is a number needs no answer, so all samples count as answered
+    answered_difference = (
+        difference if outcomes.has_numbers else _estimate_answered(baseline, outcomes)
     )
-    # numbers need no answer, so all samples count as answered
-    if not outcomes.has_numbers:
-        answered_difference = _estimate_answered(baseline, outcomes)
     gains, losses = _count_flips(baseline, outcomes)
     row = {
         "draws": len(changes),
@@ -272,7 +271,7 @@ def _compare_pair(baseline: Outcomes, outcomes: Outcomes, margin: float, look_co
         **to_points(answered_difference, ("answered_difference", "answered_low", "answered_high")),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
-        "is_number": outcomes.score in TABLE_NUMBERS,
+        "is_direction_unknown": outcomes.score in TABLE_NUMBERS,
     }
     # the sign-flip test errs on few numbers, so the row gets a t interval and no p
     if outcomes.has_numbers and difference.clusters < FEWEST_CLUSTERS_OF_NUMBERS:

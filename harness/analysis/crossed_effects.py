@@ -171,6 +171,7 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     is_asked = ~np.isnan(effects)
     prompt_count, problem_count = is_asked.shape
     residual_degrees = is_asked.sum() - prompt_count - problem_count + 1
+    # at least 1, because the degrees of freedom of a sum are divided by them
     term_degrees = np.maximum(1, [prompt_count - 1, problem_count - 1, residual_degrees])
     variance_terms = _estimate_terms(effects, is_asked)
     variance, degrees_of_freedom = _add_terms(variance_terms, term_degrees)
@@ -184,15 +185,17 @@ def _add_terms(terms: Floats, term_degrees: Integers) -> tuple[float, float]:
     """The sum of the terms of a variance, and Satterthwaite's degrees of freedom.
 
     The terms are those of `_estimate_terms`. One of them may be negative by chance, but must not
-    make the sum smaller than the term of prompts or that of problems. The larger of these two then
-    replaces the sum.
+    make the sum smaller than the term of prompts or that of problems. If it does, the larger of
+    these two, with its own degrees of freedom, replaces the sum.
     """
     variance = terms.sum()
     larger_index = terms[:2].argmax()
     if terms[larger_index] > variance:
         return terms[larger_index], float(term_degrees[larger_index])
+    # no variance at all: the formula would divide 0 by 0, and `crossed_error` has a minimum
     if variance <= 0:
         return variance, 0.0
+    # Satterthwaite's formula
     return variance, variance**2 / (terms**2 / term_degrees).sum()
 
 

@@ -1,7 +1,7 @@
-"""All conditions together: which problems are right, or have the same answer, under all of them.
+"""How often samples of one problem agree: under all conditions, and in all runs of one condition.
 
-The runs of one condition, the first and its repeat runs (A/A), have the same columns, which show
-what noise alone changes. None is a test.
+The runs of a condition, the first and its repeat runs (A/A), differ by noise alone. So their row
+shows how much disagreement noise causes. No column has a verdict.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ RIGHT_ANSWER = -1
 def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
     """How often the samples with the same problem, draw of examples and sample index agree.
 
-    The columns are those of `TOGETHER_COLUMNS`. Each model and layout has a row of its conditions,
-    if there are several, and one of each condition with repeat runs. Wrong answers are the same if
-    their strings are.
+    The columns are those of `TOGETHER_COLUMNS`. Each model and layout has a row that compares the
+    first runs of all conditions, and for each condition a row that compares its first run with its
+    repeat runs. A row that would compare a single run is left out. All right answers are the same,
+    and wrong answers are if their strings are.
 
     Args:
         frame: One row per sample, as `mless.load_run` returns it.
@@ -31,28 +32,26 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     """
     row_columns = ["model", "layout", *by, "condition"]
     answers = frame["answer"].astype(object).mask(frame["correct"], RIGHT_ANSWER)
-    samples = frame.assign(
-        draw=frame.get("draw", 0),
-        # a missing answer becomes the number of its row, which equals no other answer
-        answer=answers.fillna(frame.index.to_series()),
-    )
-    # The first runs occur twice: in the row of all conditions, which has its name in the column
-    # `condition`, and in the row of their own condition.
-    all_conditions = f"all {frame['condition'].nunique()} conditions"
-    first_runs = samples[samples["replicate"] == 0].assign(condition=all_conditions)
+    # a missing answer becomes the number of its row, which equals no other answer
+    answers = answers.fillna(frame.index.to_series())
+    samples = frame.assign(draw=frame.get("draw", 0), answer=answers)
+    # First runs are needed twice: in the row of their own condition, and in the row of all
+    # conditions, whose title stands in the column `condition`.
+    row_title = f"all {frame['condition'].nunique()} conditions"
+    first_runs = samples[samples["replicate"] == 0].assign(condition=row_title)
     sample_groups = pandas.concat([first_runs, samples]).groupby(
         [*row_columns, "problem_id", "draw", "sample_index"], observed=True, sort=False
     )
-    verdict_groups = sample_groups["correct"]
-    joint_outcomes = pandas.DataFrame(
+    correctness = sample_groups["correct"]
+    agreement = pandas.DataFrame(
         {
-            "all_right": verdict_groups.all(),
-            "any_right": verdict_groups.any(),
+            "all_right": correctness.all(),
+            "any_right": correctness.any(),
             "same_answer": sample_groups["answer"].nunique() == 1,
         }
     )
-    # without a group of one sample, which always agrees with itself
-    row_groups = joint_outcomes[verdict_groups.size() > 1].groupby(
+    # a sample that has no other to be compared with always agrees with itself
+    row_groups = agreement[correctness.size() > 1].groupby(
         level=row_columns, observed=True, sort=False
     )
     percentages = 100 * row_groups.mean()

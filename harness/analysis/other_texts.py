@@ -84,25 +84,26 @@ def _group_texts(
 ) -> dict[tuple[str, str], list[str]]:
     """The names of the other texts of each condition with a filler, by condition and family.
 
-    Texts that were made for one condition belong to all whose filler has the same location: length,
-    placement and other changes.
+    Texts that were made for one condition belong to all conditions whose filler has the same
+    location: length, placement and other changes. In logs the location is unknown, so there they
+    belong only to the condition for which they were made.
     """
     location_by_condition: dict[str, Any] = {
         name: (condition.filler_tokens, condition.describe()["placement"], condition.other_changes)
         for name, condition in conditions.items()
         if condition.filler_tokens
     }
-    texts = {
+    fields_by_text = {
         name: fields
         for name, fields in reference_conditions.items()
         if fields["kind"] == OTHER_TEXT
     }
-    for fields in texts.values():
-        # a log does not tell the location of its filler, so the condition's name stands for it
+    for fields in fields_by_text.values():
+        # of a log, the condition's name stands for its location
         location_by_condition.setdefault(fields["of"], fields["of"])
     text_names_by_family = defaultdict(list)
     for condition_name, location in location_by_condition.items():
-        for text_name, fields in texts.items():
+        for text_name, fields in fields_by_text.items():
             if location_by_condition[fields["of"]] == location:
                 text_names_by_family[condition_name, fields["family"]].append(text_name)
     return text_names_by_family
@@ -139,7 +140,7 @@ def _compare_with_texts(
 
 
 def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pandas.DataFrame:
-    """Add the place among other texts to the rows of a comparison.
+    """The comparison with the place of each condition among other texts.
 
     A place is shown only if it is the same for all families.
 
@@ -152,6 +153,7 @@ def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pa
     places = (
         family_places.first().where(family_places.nunique() == 1, NOT_SHOWN).rename("other_texts")
     )
+    # the comparison has this column, but it is still empty
     return comparison.drop(columns="other_texts").merge(places, "left", on=key_columns)
 
 

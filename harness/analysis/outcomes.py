@@ -58,8 +58,8 @@ class Outcomes:
         chance: The mean percentage of the frame's gold answers that come first by chance.
         completion_counts: Of a repeat run; None in a first run, or if completions are unknown.
 
-    With a score (`sample_scores`), the tables count what the score is a share of instead of
-    samples. Only `repeats` is always of samples.
+    With a score such as pass@4 (`sample_scores`), the three tables count what the score is a share
+    of, such as sets of four samples. Only `repeats` is always a number of samples.
     """
 
     setting: Setting
@@ -136,16 +136,17 @@ def count_outcomes(
     run_columns = [*condition_columns, "replicate"]
     _check_samples(frame, [*run_columns, "problem_id", "sample_index"])
     completion_counts = _count_changed_completions(frame, condition_columns)
-    # The tables number a problem by its row here. All its samples have the same cluster.
+    # The tables below number problems by their rows here. All samples of a problem have the same
+    # cluster.
     problems = frame.drop_duplicates("problem_id")
     clusters = problems.get("cluster", problems["problem_id"])
     sums = _sum_by_draw(frame, run_columns, score)
-    runs: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
+    groups: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
     outcomes = []
-    for (*setting, condition, replicate), run_sums in runs:
+    for (*setting, condition, replicate), run_sums in groups:
         # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
         table = run_sums.droplevel(run_columns).unstack("draw", fill_value=0)
-        # sorted by problem, then by draw, so that the tables of all runs can be subtracted
+        # rows are sorted by problem and columns by draw, so that tables of runs can be subtracted
         table = table.sort_index().sort_index(axis="columns")
         outcomes.append(
             Outcomes(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
+from harness.analysis.result_tables import Leaderboard, list_conditions, make_leaderboard, records
 from harness.analysis.sample_scores import TABLE_NUMBERS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
@@ -48,24 +48,24 @@ class Side:
         path, condition = _split_condition(name)
         try:
             run = Run.load(path, metric=metric, columns=columns)
-            samples = run.samples
+            conditions = list_conditions(run)
         except RunError:
             if condition or not Path(path).exists():
                 raise
-            # a log whose task names no condition gets the name `log`
+            # A log whose task names no condition can only be read under a name that is given, here
+            # `log`. Any other file is refused again.
             run = Run.load({"log": path}, metric=metric)
-            samples = run.samples
-        conditions = list(samples["condition"].unique())
+            conditions = list_conditions(run)
         condition = condition or _choose_condition(run, path, conditions)
-        samples = samples[samples["condition"] == condition]
+        samples = run.samples[run.samples["condition"] == condition]
         if samples.empty:
             raise RunError(
                 f"{run.name} has no condition {condition!r}: expected one of "
                 f"{list_near(condition, conditions)}."
             )
         file = Path(path).resolve()
-        # The only condition of a log or table is called `log` or after its file: naming it again
-        # would say nothing.
+        # The only condition of a log or table has the name `log` or that of its file, which says
+        # nothing beside the file's name.
         is_default_name = condition in ("log", file.stem)
         side_name = file.name if is_default_name else f"{file.name}:{condition}"
         return cls(name=side_name, samples=samples, run=run)
@@ -77,13 +77,13 @@ def _choose_condition(run: Run, path: str, conditions: list[str]) -> str:
     Raises:
         RunError: it is a table with several conditions: tables do not tell which is the baseline.
     """
-    condition = run.baseline if run.baseline in conditions else conditions[0]
+    likely_condition = run.baseline if run.baseline in conditions else conditions[0]
     if run.is_table and len(conditions) > 1:
         raise RunError(
             f"{path} has the conditions {list_first(conditions, 6)}: name one, as "
-            f"{path}:{condition}."
+            f"{path}:{likely_condition}."
         )
-    return condition
+    return likely_condition
 
 
 def _split_condition(name: str) -> tuple[str, str]:
@@ -103,8 +103,8 @@ def compare_pair(
 ) -> Leaderboard:
     """All tables of the new side against the old one, paired by problem.
 
-    If both sides were run twice, the tables have the noise. The positive control of the old side's
-    run counts if this side is the run's baseline, and so do the looks at growing runs.
+    If both sides have repeat runs, the tables show the noise. The old run's positive control counts
+    if the old side is the baseline of its run. The looks at growing runs always count.
 
     Args:
         old_side: The side that is the baseline.

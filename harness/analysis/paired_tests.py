@@ -75,6 +75,23 @@ class PairedDifference:
             limits: Clopper and Pearson (1934), doi:10.1093/biomet/26.4.404.
         """
         alpha = 1 - level
+        low, high = self._invert_test(alpha)
+        # p if all changes had the same sign: no p of as many changes is smaller
+        least_p = 2.0 ** (1 - self.gains - self.losses)
+        if least_p >= alpha:
+            low = min(low, abs(self.difference) - self._limit_above_observed(self.losses, alpha))
+            high = max(high, abs(self.difference) + self._limit_above_observed(self.gains, alpha))
+        low = max(low, -1.0)
+        high = min(high, 1.0)
+        # the subset means, and so these ends, are those of a difference that is not negative
+        return (low, high) if self.difference >= 0 else (-high, -low)
+
+    def _invert_test(self, alpha: float) -> tuple[float, float]:
+        """The quantile `alpha` of the smaller subset means, and 1 - `alpha` of the larger ones.
+
+        A mean below the first, or above the second, lies between the two subset means of a share of
+        patterns below `alpha`, so the test rejects it.
+        """
         smaller_means, larger_means = self.subset_means
         reaches_zero = smaller_means <= 0
         zero_share = reaches_zero.mean()
@@ -86,15 +103,7 @@ class PairedDifference:
         low = float(np.quantile(smaller_means, alpha, weights=weights, method="inverted_cdf"))
         # mirrored, because `inverted_cdf` always takes the lower of two neighbours
         high = -float(np.quantile(-larger_means, alpha, method="inverted_cdf"))
-        # p if all changes had the same sign: no p of as many changes is smaller
-        least_p = 2.0 ** (1 - self.gains - self.losses)
-        if least_p >= alpha:
-            low = min(low, abs(self.difference) - self._limit_above_observed(self.losses, alpha))
-            high = max(high, abs(self.difference) + self._limit_above_observed(self.gains, alpha))
-        low = max(low, -1.0)
-        high = min(high, 1.0)
-        # the subset means, and so these ends, are mirrored if the difference is negative
-        return (low, high) if self.difference >= 0 else (-high, -low)
+        return low, high
 
     def _limit_above_observed(self, change_count: int, alpha: float) -> float:
         """The exact upper limit of a share of clusters, less the observed share."""
@@ -122,7 +131,7 @@ def estimate_difference(
     clusters = np.arange(len(problem_changes)) if clusters is None else clusters
     cluster_sums = np.bincount(clusters, problem_changes).astype(np.int64)
     cluster_sizes = np.bincount(clusters)
-    total_change = int(cluster_sums.sum())
+    total_change = cluster_sums.sum()
     # a negative difference is measured as its mirror image, so exchanging the conditions mirrors
     # the interval
     directed_sums = -cluster_sums if total_change < 0 else cluster_sums
@@ -144,7 +153,8 @@ def estimate_difference(
 
 def _draw_subset_means(cluster_sums: Integers, cluster_sizes: Integers) -> Floats:
     """As `PairedDifference.subset_means`, in samples per problem."""
-    # Clusters of equal change and size are exchangeable, so the number of each kind suffices.
+    # Clusters of equal change and size are exchangeable, so the number of each kind suffices. A
+    # kind is a row (change, size).
     kinds, kind_counts = np.unique(
         np.column_stack([cluster_sums, cluster_sizes]), axis=0, return_counts=True
     )
@@ -155,11 +165,10 @@ def _draw_subset_means(cluster_sums: Integers, cluster_sizes: Integers) -> Float
     with np.errstate(divide="ignore", invalid="ignore"):
         plus_means = plus_totals[:, 0] / plus_totals[:, 1]
         minus_means = minus_totals[:, 0] / minus_totals[:, 1]
+    # [smaller or larger, pattern]
+    subset_means = np.sort([plus_means, minus_means], axis=0)
     # where all signs are alike, one subset is empty, and no mean is rejected
-    has_empty_subset = np.isnan(plus_means + minus_means)
-    smaller_means = np.where(has_empty_subset, -np.inf, np.minimum(plus_means, minus_means))
-    larger_means = np.where(has_empty_subset, np.inf, np.maximum(plus_means, minus_means))
-    return np.stack([smaller_means, larger_means])
+    return np.where(np.isnan(subset_means).any(axis=0), [[-np.inf], [np.inf]], subset_means)
 
 
 def _draw_plus_counts(counts: Integers) -> Integers:
@@ -180,30 +189,31 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
         and Tritchler (1983), doi:10.1080/01621459.1983.10477990; p of random patterns: Phipson and
         Smyth (2010), doi:10.2202/1544-6115.1585; McNemar (1947), doi:10.1007/BF02295996.
     """
-    signed_numbers = np.asarray(differences, dtype=np.int64)
-    absolute_values = np.abs(signed_numbers[signed_numbers != 0])
-    sizes, counts = np.unique(absolute_values, return_counts=True)
-    if not len(sizes):
+    changes = np.asarray(differences, dtype=np.int64)
+    magnitudes, counts = np.unique(np.abs(changes[changes != 0]), return_counts=True)
+    if not len(magnitudes):
         return 1.0
-    # smaller steps make the table of sums shorter and change no probability
-    common_divisor = math.gcd(*sizes.tolist())
-    sizes //= common_divisor
-    observed_sum = abs(int(signed_numbers.sum())) // common_divisor
-    greatest_sum = int(sizes @ counts)
+    # smaller magnitudes make the table of sums shorter and change no probability
+    common_divisor = math.gcd(*magnitudes.tolist())
+    magnitudes //= common_divisor
+    observed_sum = abs(int(changes.sum())) // common_divisor
+    greatest_sum = int(magnitudes @ counts)
     if greatest_sum > EXACT_SIGN_FLIPS:
-        # the sizes with a minus are the greatest sum less those with a plus
-        plus_sums = _draw_plus_counts(counts) @ sizes
+        # a pattern's sum: the magnitudes with a plus less the others = 2 * plus sum - greatest sum
+        plus_sums = _draw_plus_counts(counts) @ magnitudes
         extreme_patterns = int((np.abs(2 * plus_sums - greatest_sum) >= observed_sum).sum())
         return (1 + extreme_patterns) / (1 + SIGN_PATTERNS)
-    # chances[s]: the chance that the sizes with a plus add up to s; without any size, s is 0
+    # chances[s]: the chance that the magnitudes with a plus add up to s; 0 before the first of them
     chances: Floats = np.ones(1)
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        size_chances = np.zeros(size * count + 1)
+    for magnitude, count in zip(magnitudes.tolist(), counts.tolist(), strict=True):
+        # the same for the differences of this magnitude alone, whose sums are its multiples
+        magnitude_chances = np.zeros(magnitude * count + 1)
         # scipy.stats.binom.pmf does the same, but importing scipy.stats takes longer than computing
         # a table
-        size_chances[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
-        chances = np.convolve(chances, size_chances).astype(np.float64, copy=False)
-    # the distribution is symmetric, so the lower tail counts twice
+        magnitude_chances[::magnitude] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
+        chances = np.convolve(chances, magnitude_chances).astype(np.float64, copy=False)
+    # A sum of at most -observed_sum has a plus sum of at most (greatest_sum - observed_sum) / 2.
+    # The distribution is symmetric, so this lower tail counts twice.
     return min(1.0, 2 * float(chances[: (greatest_sum - observed_sum) // 2 + 1].sum()))
 
 
@@ -234,6 +244,6 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     adjusted_p = np.full(p.shape, np.nan)
     test_count = np.count_nonzero(~np.isnan(p))
     order = np.argsort(p, kind="stable")[:test_count]  # NaN goes last, so it is cut off
-    stepwise_p = np.arange(len(order), 0, -1) * p[order]
+    stepwise_p = np.arange(test_count, 0, -1) * p[order]
     adjusted_p[order] = np.minimum(1, np.maximum.accumulate(stepwise_p))
     return adjusted_p

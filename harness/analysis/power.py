@@ -75,12 +75,12 @@ def detection_power(effect: float, **options: Any) -> float:
 
 def _power_over_prompts(effect_size: float, plan: PlannedComparison) -> float:
     """The power of the test for new prompts."""
-    rng = np.random.default_rng(DEFAULT_SEED)
-    effects = rng.normal(effect_size, plan.spread, size=(SIMULATED_RUN_COUNT, plan.prompts))
+    generator = np.random.default_rng(DEFAULT_SEED)
+    effects = generator.normal(effect_size, plan.spread, size=(SIMULATED_RUN_COUNT, plan.prompts))
     prompt_variance = effects.var(axis=1, ddof=1) / plan.prompts
     # the same problems are asked under every prompt, so further prompts do not reduce this variance
     problem_variance = plan.discordance / (plan.problem_count * plan.repeats)
-    problem_noise = rng.normal(0, math.sqrt(problem_variance), size=SIMULATED_RUN_COUNT)
+    problem_noise = generator.normal(0, math.sqrt(problem_variance), size=SIMULATED_RUN_COUNT)
     variance = prompt_variance + problem_variance
     # Satterthwaite's degrees of freedom. If the variance due to prompts is not small, they are at
     # most the number of prompts less one, as in the analysis of a run.
@@ -102,6 +102,9 @@ def _power_of_one_prompt(effect_size: float, plan: PlannedComparison) -> float:
     `repeats`. The effect and the discordance determine h and the share of undecided problems.
     """
     repeats = plan.repeats
+    # With u as the share of undecided problems: effect = 2 h u. One sample of either condition
+    # disagrees with chance (1/2 + h)^2 + (1/2 - h)^2, so discordance = u (1/2 + 2 h^2). Without h
+    # this is u^2 - 2 discordance u + effect^2 = 0.
     undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - effect_size**2)
     chance_right = 0.5 + effect_size / (2 * undecided_share)
     success_counts = np.arange(2 * repeats + 1)
@@ -109,6 +112,7 @@ def _power_of_one_prompt(effect_size: float, plan: PlannedComparison) -> float:
     chances = undecided_share * np.diff(bdtr(success_counts, 2 * repeats, chance_right), prepend=0)
     # a settled problem has a change of 0, as an undecided one with `repeats` successes has
     chances[repeats] += 1 - undecided_share
+    # rounding errors of the sum would be refused by `multinomial`
     chances /= chances.sum()
     # problem_counts[run, c]: the number of problems with c successes, which are all alike
     problem_counts = np.random.default_rng(DEFAULT_SEED).multinomial(

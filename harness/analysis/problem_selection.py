@@ -80,12 +80,37 @@ def _measure_share_right(prompt: AnsweredPrompt | None) -> float | None:
 def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     """The problems of a source that meet a criterion, in the source's order, then the controls.
 
-    Each of them has its `outcome`.
+    Ids and a flip leave out problems, a number draws some of the rest, and controls add others.
+    Each problem has its `outcome`.
 
     Raises:
         ConfigError: the source lacks what the criterion names, or too few problems match.
     """
     _require_verdicts(source, criterion)
+    problems = _list_matches(source, criterion)
+    # the sample is drawn before the controls, so that it is the same with and without them
+    generator = random.Random(criterion.seed)
+    if criterion.n:
+        # sorted, because tables keep the order of the source
+        indices = sorted(generator.sample(range(len(problems)), criterion.n))
+        problems = [problems[index] for index in indices]
+    if criterion.controls:
+        # from all problems, because among those with the ids there may be too few controls
+        unflipped_problems = [
+            problem
+            for problem in _classify_problems(source, criterion)
+            if problem.outcome in ("both_right", "both_wrong")
+        ]
+        problems += match_controls(problems, unflipped_problems, generator)
+    return tuple(problems)
+
+
+def _list_matches(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
+    """The candidates whose outcome is the criterion's flip; all without a flip.
+
+    Raises:
+        ConfigError: there are fewer than the criterion's number, or none.
+    """
     problems = _list_candidates(source, criterion)
     if criterion.flip:
         chosen_outcomes = FLIP_DIRECTIONS if criterion.flip == EITHER_FLIP else (criterion.flip,)
@@ -100,21 +125,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
             f"{source.name}: the selection has {len(problems)} problems, fewer than "
             f"{fewest_problems}{counts_text}."
         )
-    # the sample is drawn first, so that it is the same with and without controls
-    generator = random.Random(criterion.seed)
-    if criterion.n is not None:
-        sampled_ids = {problem.id for problem in generator.sample(problems, criterion.n)}
-        # `sample` returns them in a random order, and tables keep the order of the source
-        problems = [problem for problem in problems if problem.id in sampled_ids]
-    if criterion.controls:
-        # from all problems, because too few of the requested ones may be left for controls
-        unflipped_problems = [
-            problem
-            for problem in _classify_problems(source, criterion)
-            if problem.outcome in ("both_right", "both_wrong")
-        ]
-        problems += match_controls(problems, unflipped_problems, generator)
-    return tuple(problems)
+    return problems
 
 
 def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:

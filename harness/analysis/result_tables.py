@@ -87,7 +87,7 @@ def make_leaderboard(
     comparison = compare_outcomes(outcomes, design)
     side_tables = _make_side_tables(frame, outcomes, comparison, design, join_conditions(runs))
     return Leaderboard(
-        **vars(design),
+        **vars(design),  # a leaderboard is a design with tables
         comparison=place_contrasts(comparison, side_tables["texts"]),
         side_tables=side_tables,
         cluster_count=cluster_count if cluster_count < len(problems) else 0,
@@ -221,7 +221,7 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
     # condition of any other kind has no fields.
     first_by_condition: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for run in runs:
-        for condition in _list_conditions(run):
+        for condition in list_conditions(run):
             fields = run.reference_conditions.get(condition, {})
             run_name, first_fields = first_by_condition.setdefault(condition, (run.name, fields))
             if first_fields != fields:
@@ -232,23 +232,24 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
 
 
 def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
-    """The contrasts that the runs registered, and the primary contrast if all name the same.
+    """The registered contrasts that have samples, and the primary contrast if all name the same.
 
     Both are None if no run registered any.
     """
-    receipts = [run.about for run in runs if run.about.get("contrasts") is not None]
-    if not receipts:
+    registrations = [run.about for run in runs if run.about.get("contrasts") is not None]
+    if not registrations:
         return None, None
     contrast_names: dict[str, None] = {}
-    for receipt in receipts:
-        contrast_names |= dict.fromkeys(map(str, receipt["contrasts"]))
-    conditions = set().union(*map(_list_conditions, runs))
+    for registration in registrations:
+        contrast_names |= dict.fromkeys(map(str, registration["contrasts"]))
+    conditions = set().union(*map(list_conditions, runs))
     contrasts = tuple(name for name in contrast_names if set(read_contrast(name)) <= conditions)
-    primary_contrasts = {receipt.get("primary") for receipt in receipts}
-    # runs that name different primary contrasts, or none that has samples, have no common one
-    if len(primary_contrasts) > 1 or not primary_contrasts <= {*contrasts}:
+    primary, *other_primaries = {registration.get("primary") for registration in registrations}
+    # there is no common primary contrast if the runs name different ones
+    if other_primaries:
         return contrasts, None
-    return contrasts, primary_contrasts.pop()
+    # one without samples cannot be tested
+    return contrasts, primary if primary in contrasts else None
 
 
 def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:
@@ -260,7 +261,7 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
     for contrast in contrasts:
         condition, baseline = read_contrast(contrast)
         for run in runs:
-            conditions = _list_conditions(run)
+            conditions = list_conditions(run)
             # a run without the usual baseline is compared with that of another run
             has_both = condition in conditions and baseline in [*conditions, BASELINE]
             if has_both and contrast not in (run.about.get("contrasts") or ()):
@@ -268,7 +269,7 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
     return unregistered_contrasts
 
 
-def _list_conditions(run: Run) -> list[str]:
+def list_conditions(run: Run) -> list[str]:
     """The conditions of which a run has samples."""
     return list(run.samples["condition"].astype(str).unique())
 

@@ -7,7 +7,6 @@ ratio of -0.025, so that tables, which have percentages and points, have nats.
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +106,7 @@ def _find_scale(frame: pandas.DataFrame) -> str | None:
 
 
 def sum_samples(
-    samples: pandas.DataFrame, prompt_columns: Sequence[str], score: str | None
+    samples: pandas.DataFrame, prompt_columns: list[str], score: str | None
 ) -> pandas.DataFrame:
     """The numbers of right samples and of all samples of each prompt, with `score` as their ratio.
 
@@ -134,39 +133,35 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    kind, k = "", 0
     sample_counts = samples[[*prompt_columns, "right", "graded"]].assign(samples=1, repeats=1)
     if score in MEAN_SCORES:
         # A number becomes a ratio of integers, right / samples, as all other scores are. Tables
         # multiply this ratio by 100, so the number is divided by 100 here.
         sample_counts["right"] = (samples[score] / 100 * MOST_SETS).round()
         sample_counts["graded"] = sample_counts["samples"] = MOST_SETS
-    elif score and score != GOLD_FIRST:
-        kind, k = read_score(score)
+        return _sum_by_prompt(sample_counts, prompt_columns)
+    # each sample counts by itself
+    if score is None or score == GOLD_FIRST:
+        return _sum_by_prompt(sample_counts, prompt_columns)
+    kind, k = read_score(score)
     if kind == "maj":
         is_majority = _mark_majority(samples, prompt_columns, k)
         for column in ("right", "graded", "samples"):
             sample_counts[column] *= is_majority
-    sums = sample_counts.groupby(list(prompt_columns), **_GROUP_OPTIONS).sum()
-    if kind:
-        _require_samples(sums["repeats"].min(), k, score)
-    if kind == "pass":
-        sums = _count_sets(sums, k)
-    return sums.astype(np.int64)
-
-
-def _require_samples(fewest_samples: int, k: int, score: str | None) -> None:
-    """Refuse a score that needs more samples of a problem with one prompt than there are.
-
-    Raises:
-        ComparisonError: there are fewer than k, or a single one.
-    """
+    sums = _sum_by_prompt(sample_counts, prompt_columns)
+    fewest_samples = sums["repeats"].min()
     if fewest_samples < max(k, 2):
         expected_text = f"K from 1 to {fewest_samples}" if fewest_samples > 1 else "several samples"
         raise ComparisonError(
             f"score {score}: expected {expected_text}, as a problem has {fewest_samples} with one "
             "prompt (draws of examples are different prompts)."
         )
+    return _count_sets(sums, k) if kind == "pass" else sums
+
+
+def _sum_by_prompt(sample_counts: pandas.DataFrame, prompt_columns: list[str]) -> pandas.DataFrame:
+    """The sums over all samples of a problem with one prompt."""
+    return sample_counts.groupby(prompt_columns, **_GROUP_OPTIONS).sum().astype(np.int64)
 
 
 def _count_sets(sums: pandas.DataFrame, k: int) -> pandas.DataFrame:
@@ -181,16 +176,16 @@ def _count_sets(sums: pandas.DataFrame, k: int) -> pandas.DataFrame:
     for column in ("right", "graded"):
         set_counts_without = _count_combinations(sums["repeats"] - sums[column], k)
         sums[column] = sums["samples"] * (set_counts - set_counts_without) // set_counts
-    return sums
+    return sums.astype(np.int64)
 
 
-def _mark_majority(samples: pandas.DataFrame, prompt_columns: Sequence[str], k: int) -> Any:
+def _mark_majority(samples: pandas.DataFrame, prompt_columns: list[str], k: int) -> Any:
     """[sample] Whether it is the first with the most frequent answer of its prompt's first k.
 
     Answers are equal if their strings are. A sample without an answer does not vote.
     """
     ordered_samples = samples.reset_index(drop=True).sort_values("sample_index", kind="stable")
-    ranks = ordered_samples.groupby(list(prompt_columns), **_GROUP_OPTIONS).cumcount()
+    ranks = ordered_samples.groupby(prompt_columns, **_GROUP_OPTIONS).cumcount()
     first_samples = ordered_samples[ranks < k]
     answer_groups = first_samples.groupby([*prompt_columns, "answer"], **_GROUP_OPTIONS)["right"]
     votes = answer_groups.transform("size").where(first_samples["answer"].notna(), 0)

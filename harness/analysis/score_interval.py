@@ -95,9 +95,9 @@ def _likeliest_variance(
     """Variance of the likeliest distribution with mean 0 on the values and the two bounds.
 
     The distribution gives a value the probability share / (1 + tilt * value). Its mean falls as the
-    tilt rises. With the tilt of mean 0, these probabilities add up to 1. If no possible tilt has
-    mean 0, the tilt is the last one on the way to it. Then the probabilities add up to less than 1,
-    and the bound on the side to which the mean would have to move has the remaining probability.
+    tilt rises. With the tilt of mean 0, these probabilities add up to 1. If the mean is negative at
+    all possible tilts, the lowest tilt is taken, and the high bound gets the probability that then
+    remains. If it is positive at all of them, these are the highest tilt and the low bound.
 
     Args:
         centred_values: The values less the hypothetical mean.

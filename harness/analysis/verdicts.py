@@ -104,7 +104,9 @@ def _choose_verdict(row: Row, *, is_significant: bool) -> str:
         return "unmeasured"
     if not is_significant:
         return "equivalent" if row["within_margin"] else "inconclusive"
-    rise_verdict, fall_verdict = HIGHER_OR_LOWER if row.get("is_number") else BETTER_OR_WORSE
+    rise_verdict, fall_verdict = (
+        HIGHER_OR_LOWER if row.get("is_direction_unknown") else BETTER_OR_WORSE
+    )
     return rise_verdict if row["difference"] > 0 else fall_verdict
 
 
@@ -149,12 +151,17 @@ def estimate_sample(
 ) -> int:
     """About how large a sample would show that a true difference of 0 is within a margin.
 
+    An interval of half length h has a standard error of h / z(1 - ALPHA / 2), where z is the normal
+    quantile. A test at level a succeeds with a chance of 1 - b if its margin is z(1 - a) + z(1 - b)
+    standard errors. So this sample makes the standard error as small as the margin demands.
+
     Args:
         row: A row of the comparison.
         margin: In points, or in nats.
         problem_count: The number of problems, or of clusters, in this comparison.
         sides: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
     """
+    # equivalence can be missed on either side, so each side has half of the chance
     alpha, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
     quantile_ratio: float = -(ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2)
     half_length: float = (row["high"] - row["low"]) / 2

@@ -93,10 +93,13 @@ def test_any_text_and_number_is_read_as_written(path):
         "measures": {"lambda": np.float32([[np.nan, np.inf, 1e-45], [3e38, -1, 0]])},
         "outcome": "wrong_to_right",
         "control": True,
+        "intervention": [{}],
     }
     trace = make_trace("../½ \n", **facts)
     with store(path, [trace]) as traces:
-        assert same(traces.get(trace.problem_id, "wo"), trace)
+        stored = traces.get(trace.problem_id, "wo")
+        assert same(stored, trace)
+        assert stored.intervention == [{}]  # `same` does not tell lists from tuples
 
 
 def test_a_continued_folder_has_the_stored_traces_and_the_first_receipt(path):
