@@ -61,13 +61,13 @@ LEXICON_PATH = Path(__file__).with_name("token_classes.yaml")
 _OTHER_INDEX = TOKEN_CLASSES.index("other")
 _LEXEMES = re.compile(
     r"""
-      \[asy\].*?\[/asy\]
-    | \^\s*\{?\s*\\circ(?![A-Za-z])
-    | \\(?P<commands>[A-Za-z]+)
+      \[asy\].*?\[/asy\]                                           # a drawing
+    | \^\s*\{?\s*\\circ(?![A-Za-z])                                # degrees
+    | \\(?P<commands>[A-Za-z]+)                                    # a LaTeX command such as \frac
     | \\[^A-Za-z]                                                  # an escape such as \% or \\
     | (?<=[\w})])\$-(?=[a-z]{2})                                     # $x$-axis
     | (?P<words>[A-Za-z]+)(?:(?<=[a-z]{3})(?:[-/](?=[a-z]{2})|!))?  # with a hyphen or mark of prose
-    | (?P<characters>[^\w\s])
+    | (?P<characters>[^\w\s])                                      # any other sign
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -95,9 +95,11 @@ class ActivationReference(NamedTuple):
         """
         magnitudes = _read_magnitudes(activations).ravel()
         # the quantiles overwrite their input, because a copy of millions of values takes memory
-        median, end = np.quantile(magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True)
+        median, histogram_end = np.quantile(
+            magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True
+        )
         mad = np.median(np.abs(magnitudes - median), overwrite_input=True)
-        return cls(mad=float(mad), histogram_end=float(end))
+        return cls(mad=float(mad), histogram_end=float(histogram_end))
 
 
 def activation_unit(name: str) -> str:
@@ -238,7 +240,7 @@ def _classify_characters(text: str) -> list[int]:
     """The class of each character, as an index into TOKEN_CLASSES.
 
     The characters of a lexeme have the class of its entry in the lexicon, or `other` without one.
-    Digits are digits everywhere, also in text that no lexeme has.
+    Digits have their own class everywhere, also in text that otherwise stays `other`.
     """
     class_by_entry = _read_lexicon()
     class_indices = [_OTHER_INDEX] * len(text)

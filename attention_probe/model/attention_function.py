@@ -247,9 +247,10 @@ def _count_block_queries(weights_per_query: int, device: torch.device) -> int:
         device: Where the model runs.
     """
     # every accelerator counts as a GPU
-    kind = "cpu" if device.type == "cpu" else "cuda"
-    affordable_count = MOST_BLOCK_BYTES[kind] // (4 * weights_per_query)
-    return max(FEWEST_BLOCK_QUERIES, min(MOST_BLOCK_QUERIES[kind], affordable_count))
+    device_kind = "cpu" if device.type == "cpu" else "cuda"
+    # a weight in float32 has 4 bytes
+    affordable_count = MOST_BLOCK_BYTES[device_kind] // (4 * weights_per_query)
+    return max(FEWEST_BLOCK_QUERIES, min(MOST_BLOCK_QUERIES[device_kind], affordable_count))
 
 
 @contextmanager

@@ -20,6 +20,8 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
        string, and the server names no other reason than a stop.
     4. The server's.
 
+    An error that says that the prompt was filtered is an empty completion with this reason.
+
     Args:
         status: The status code.
         body: The reply's JSON, or its text.
@@ -42,7 +44,8 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     )
     reasoning = _find_text(message, "reasoning_content") or _find_text(message, "reasoning")
     token_count = _find_count(body, "completion_tokens")
-    # the only tokens of a whole completion without a text: the end token, or a stop string
+    # A completion without a text is whole if its only token is the end token, or if its tokens are
+    # a stop string, which a server leaves out of the text.
     may_be_whole = token_count == 1 or (token_count and stop_strings)
     lacks_text = not (text or reasoning or may_be_whole)
     finish_reason = _find_finish_reason(body, lacks_text)

@@ -125,12 +125,13 @@ class VLLMEngine:
             raise
 
     def _start(self, arguments: Mapping[str, Any], has_sampled_requests: bool) -> None:
-        """Start vLLM with these arguments.
+        """Make vLLM's arguments and environment of these arguments, and start vLLM.
 
         If they have reference answers of Hugging Face for the run's interventions, the engine is
         checked against them.
         """
         options = engine_arguments(arguments)
+        # this also removes an argument that vLLM does not know
         _choose_kernels(options)
         # before vLLM is imported, because the import reads the environment
         _prepare_environment()
@@ -148,7 +149,7 @@ class VLLMEngine:
             use_all_cores()
             options = fit_to_cpu(options, has_sampled_requests)
         options = ENGINE_DEFAULTS | options
-        self._load(
+        self._start_in_thread(
             str(options["model"]),
             # LLM_CLASS: vLLM chooses its numbers of sequences and tokens in a step as for its own
             # offline `LLM`, not as for a server
@@ -163,7 +164,7 @@ class VLLMEngine:
                 lambda: intervention_check.check_engine(self._engine, reference)
             )
 
-    def _load(self, model_name: str, make_engine: Callable[[], Any]) -> None:
+    def _start_in_thread(self, model_name: str, make_engine: Callable[[], Any]) -> None:
         """Start vLLM in the thread that makes all later calls to it.
 
         `make_engine` starts vLLM's processes and returns its engine.
