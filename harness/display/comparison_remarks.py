@@ -78,7 +78,10 @@ class NoiseRemark(NamedTuple):
 
 
 def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
-    """The facts, warnings and remarks of a comparison.
+    """The warnings and remarks of a comparison, and the facts in its legends.
+
+    A sentence without which the numbers would mislead is a warning: about the data, too few
+    clusters, the place among other texts, and a positive control that was not detected.
 
     Args:
         board: All tables.
@@ -97,7 +100,7 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
             f"Only a very large difference can be shown with {cluster_count} {cluster_noun}."
         )
     warnings += _describe_places(board, tested_rows)
-    # what is said about all rows must hold for the one with the fewest draws
+    # sentences are about all rows, so the row with the fewest draws decides
     draw_count = min(row["draws"] for row in compared_rows)
     scope = _describe_scope(board, draw_count)
     remarks = [
@@ -160,11 +163,16 @@ def _remark_sample_size(
 
 
 def _describe_scope(board: Leaderboard, draw_count: int) -> str:
-    """The examples for which verdicts, intervals and p hold; empty without examples."""
+    """The examples for which verdicts, intervals and p hold; empty without examples.
+
+    From FEWEST_DRAWS draws on, these are new draws: of examples, of instructions, or of both. With
+    fewer draws they are the examples of the run.
+    """
     fewshots = [(run.get("settings") or {}).get("fewshot") or {} for run in board.receipts]
     if draw_count < FEWEST_DRAWS:
         return "these examples" if draw_count > 1 or any(fewshots) else ""
     if not all(fewshot.get("instructions") for fewshot in fewshots):
+        # a run without instructions draws examples only
         return "new draws of examples"
     if any(fewshot["num_fewshot"] for fewshot in fewshots):
         return "new draws of examples and their instructions"
@@ -210,7 +218,8 @@ def find_families(text_rows: Iterable[Row], contrast_row: Mapping[Any, Any]) -> 
 def describe_place(board: Leaderboard, contrast_row: Row) -> str:
     """The verdict together with the place among other texts; empty without other texts.
 
-    The range of each family follows in brackets, or the reason why it shows no place.
+    If families show different places, the filler counts as among the other texts. The range of each
+    family follows in brackets, or the reason why it shows no place.
 
     Args:
         board: All tables.
@@ -221,14 +230,17 @@ def describe_place(board: Leaderboard, contrast_row: Row) -> str:
         return ""
     place = contrast_row["other_texts"]
     if place == NOT_SHOWN and not any(row["reason"] for row in family_rows):
-        # All families have a place, but not the same. So no difference from all texts is shown.
+        # each family has a place, but they are not the same
         place = "among"
     sentence = _join_verdict_and_place(board, contrast_row["verdict"], place)
     return f"{sentence} ({'; '.join(map(_describe_family, family_rows))})"
 
 
 def _join_verdict_and_place(board: Leaderboard, verdict: str | None, place: str) -> str:
-    """Two clauses: one compares the filler with the baseline, one with the other texts."""
+    """Two clauses: one compares the filler with the baseline, one with the other texts.
+
+    If only the other texts differ from the filler, both are one clause.
+    """
     baseline_noun = baseline_phrase = label(board.baseline)
     if board.baseline == BASELINE:
         baseline_noun, baseline_phrase = "no text", "without a text"
@@ -272,7 +284,7 @@ def _describe_adjustment(board: Leaderboard, tested_rows: Sequence[Row]) -> str:
     if not board.primary:
         return f", adjusted by Holm over the {tests_text} named before the run"
     if has_several_settings(tested_rows):
-        # each setting has a family of its own, behind its primary contrast
+        # the tests of each setting are adjusted on their own, after its primary contrast
         tests_text = "tests of each model and layout"
     return (
         f", adjusted by Holm over the {tests_text} named before the run besides the primary "

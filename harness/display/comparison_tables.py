@@ -61,7 +61,7 @@ def _depends_on_format(row: Row) -> bool:
     """
     if row["low"] is None:
         return False
-    # None, without a pair of answered samples, counts as 0: answers explain none of the difference
+    # It is None if no pair of samples has two answers. Then answers explain none of the difference.
     answered_difference = row["answered_difference"] or 0.0
     return bool(10 * abs(answered_difference - row["difference"]) > row["high"] - row["low"])
 

@@ -372,7 +372,7 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
         tested_contrasts = [contrast_name(*config.primary_contrast)]
     if not tested_contrasts:
         return
-    # Bonferroni's adjustment: Holm's, which is never stricter, needs p-values.
+    # Adjusted by Bonferroni, because Holm's method, which is never stricter, needs p-values.
     test_count = len(tested_contrasts) * max(1, len(config.layouts))
     divisor_text = f" / {test_count}" if test_count > 1 else ""
     effect, discordance = _find_smallest_effect(config, problem_count, ALPHA / test_count)

@@ -32,7 +32,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for task, samples in samples_by_task.items():
-        are_right = [sample["scores"][GRADER_NAME]["value"] == "C" for sample in samples]
+        right_flags = [sample["scores"][GRADER_NAME]["value"] == "C" for sample in samples]
         log = EvalLog(
             status="success",
             eval={
@@ -49,7 +49,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
                     {
                         "name": GRADER_NAME,
                         "scorer": GRADER_NAME,
-                        "metrics": {"accuracy": {"name": "accuracy", "value": fmean(are_right)}},
+                        "metrics": {"accuracy": {"name": "accuracy", "value": fmean(right_flags)}},
                     }
                 ],
             },

@@ -216,9 +216,9 @@ def _write_table(table: Table, output_format: TableFormat) -> str:
 def _write_plain_text(table: Table, grid: TextGrid) -> str:
     """Header and rows, as wide as the terminal at most.
 
-    A table that is too wide is changed in this order until it fits: headings take two lines,
-    optional columns are left out, and the first columns of text (such as that of the model) become
-    headings of groups of rows.
+    If the table is too wide, headings take two lines. If it still is, optional columns are left
+    out. If it still is, the first columns of text, such as that of the model, become headings of
+    groups of rows, as few of them as needed.
 
     Args:
         table: The table.
@@ -227,8 +227,8 @@ def _write_plain_text(table: Table, grid: TextGrid) -> str:
     numeric_flags = [column.numeric for column in table.columns]
     header = _choose_header(_list_headers(grid, numeric_flags))
     required_columns = [column for column in table.columns if not column.optional]
+    # a header without the first columns shows that these became headings of groups
     has_group_headings = len(header[0]) < len(numeric_flags)
-    # a narrower table may fit without headings of groups
     if has_group_headings and len(required_columns) < len(numeric_flags):
         return _write_table(replace(table, columns=required_columns), "text")
     return "\n".join(_align_lines(grid[1:], header, numeric_flags))
@@ -244,6 +244,7 @@ def _align_lines(rows: TextGrid, header: TextGrid, numeric_flags: Sequence[bool]
         header: From `_choose_header`. Its last line has the underlines, as wide as the columns.
         numeric_flags: For each column, whether it contains numbers.
     """
+    # the columns that the header lacks
     group_column_count = len(numeric_flags) - len(header[0])
     # one for each column, such as `{:<12}` for a text
     cell_formats = [

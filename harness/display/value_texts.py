@@ -119,7 +119,10 @@ def describe_repeat(row: Row) -> str:
 
 
 def p_value(value: Any) -> str:
-    """A p-value with three digits, or more if rounding would move it across alpha."""
+    """A p-value with three digits, or with more if three would move it to the other side of alpha.
+
+    Very small values are written as `< 0.001`.
+    """
     if _is_missing(value):
         return EN_DASH
     if value < 0.001:
@@ -192,7 +195,8 @@ def name_character(character: str) -> str:
 def visible(text: object, *, kept_characters: str = "") -> str:
     """The text with hidden characters spelt out, except those in `kept_characters`."""
     text = str(text)
-    if text.isprintable():  # Nearly every text is, and this is fast.
+    # nearly every text is printable, and this check is fast
+    if text.isprintable():
         return text
     for character in {*text} - {*kept_characters}:
         if unicodedata.category(character) in HIDDEN_CATEGORIES:

@@ -75,8 +75,8 @@ def pack_samples(
 ) -> tuple[str, list[str]]:
     """Pack the samples, and the facts with which the page lists, filters and explains them.
 
-    The samples of a problem are in groups: one for each setting (model and layout) and condition,
-    such as `0 mless` for the first setting.
+    A setting is a model and a layout. The samples of a problem are in groups, one for each setting
+    and condition. A group's name has the index of the setting, such as `0 mless`.
 
     Args:
         samples: From `read_samples`.
@@ -116,9 +116,9 @@ def pack_samples(
             for index, groups in enumerate(groups_by_problem.values())
         ],
     }
-    samples_by_index = list(map(_describe_samples, groups_by_problem.values()))
-    block_starts = range(0, len(samples_by_index), PROBLEMS_PER_BLOCK)
-    blocks = [pack(samples_by_index[start : start + PROBLEMS_PER_BLOCK]) for start in block_starts]
+    problem_entries = list(map(_describe_samples, groups_by_problem.values()))
+    block_starts = range(0, len(problem_entries), PROBLEMS_PER_BLOCK)
+    blocks = [pack(problem_entries[start : start + PROBLEMS_PER_BLOCK]) for start in block_starts]
     return pack(page_index), blocks
 
 
@@ -136,8 +136,8 @@ def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObje
         problem_text = f"{problem_text[:MOST_SNIPPET_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
     right_counts_by_group = {}
     for group, samples in samples_by_group.items():
-        are_right = [sample["correct"] for sample in samples if sample["replicate"] == 0]
-        right_counts_by_group[group] = (int(sum(are_right)), len(are_right))
+        right_flags = [sample["correct"] for sample in samples if sample["replicate"] == 0]
+        right_counts_by_group[group] = (int(sum(right_flags)), len(right_flags))
     return {
         "id": first_sample["problem_id"],
         "subject": first_sample["subject"] or None,
