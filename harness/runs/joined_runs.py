@@ -1,5 +1,7 @@
 """Which runs may stand in one table, and how they become one: by models or by conditions.
 
+A function whose name ends with `obstacle`, `differences` or `disagreement` returns the reason for a
+refusal, or an empty text if there is none.
 Runs of several models agree in problems, versions and, per model, settings. Logs and tables of
 other harnesses become the conditions of one run.
 """
@@ -197,17 +199,22 @@ def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
 
 
 def _find_comparison_obstacle(old_run: Run, new_run: Run) -> str:
-    """Why the conditions of two runs may not be compared; empty if they may."""
+    """Why the conditions of two runs may not be compared; empty if they may.
+
+    Obstacles are other problems, a change of a confounding setting, or a file that is a copy of the
+    other.
+    """
     if reason := _describe_problem_differences(old_run, new_run):
         return reason
     if changes := _list_changes(old_run, new_run):
-        # other changes are permitted, and become remarks
+        # changes of other settings are permitted; `list_comparable_receipts` remarks on them
         return "; ".join(filter(_CONFOUNDING_SETTINGS.match, changes))
     runs = (old_run, new_run)
-    # the contents of folders are not compared
+    # only files can be copies of each other: the files of folders are not read
     if not all(Path(run.name).is_file() for run in runs):
         return ""
-    # only with equal settings do equal answers show that a file is a copy
+    # Different runs may give the same answers, but not with the same settings. Inspect's logs have
+    # an id of their evaluation, which a copy keeps.
     old_content, new_content = (
         run.about.get("evaluation") or sorted(Path(run.name).read_bytes().splitlines())
         for run in runs
@@ -275,13 +282,14 @@ def _describe_problem_differences(old_run: Run, new_run: Run) -> str:
         if old_dataset == new_dataset:
             return ""
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
-    # gold answers before questions: that they agree is used where the questions are compared
+    # Gold answers come before questions: `_describe_text_differences` permits other questions if
+    # the gold answers agree.
     for role in ("cluster", HASH_KEY, "gold", "question"):
         if reason := _describe_text_differences(old_run, new_run, role):
             return reason
-    are_numbered = old_run.about.get("is_index") and new_run.about.get("is_index")
+    are_only_numbered = old_run.about.get("is_index") and new_run.about.get("is_index")
     shared_roles = old_run.problems.keys() & new_run.problems
-    if are_numbered and shared_roles <= {"cluster"} and old_run.name != new_run.name:
+    if are_only_numbered and shared_roles <= {"cluster"} and old_run.name != new_run.name:
         return (
             "the items of both are only numbered, and the numbers may mean other items; if they "
             "are ids, type --columns item=COLUMN"
@@ -305,15 +313,18 @@ def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
         return ""
     # If several gold answers agree and all questions differ, the problems are the same, and what
     # the runs call questions are their prompts.
-    golds = new_run.problems.get("gold", {})
-    shared_golds = {golds[item] for item in golds.keys() & old_run.problems.get("gold", {})}
+    gold_by_id = new_run.problems.get("gold", {})
+    shared_golds = {
+        gold_by_id[problem_id]
+        for problem_id in gold_by_id.keys() & old_run.problems.get("gold", {})
+    }
     if role == "question" and changed_ids == shared_ids and len(shared_golds) > 1:
         return ""
     reason = f"different {role}s have the ids {list_first(changed_ids)}"
     if role == HASH_KEY:
         return reason
-    first_id = changed_ids[0]
-    return f"{reason}: {old_texts[first_id]!r:.60} and {new_texts[first_id]!r:.60}"
+    example_id = changed_ids[0]
+    return f"{reason}: {old_texts[example_id]!r:.60} and {new_texts[example_id]!r:.60}"
 
 
 def _describe_disagreement(old_run: Run, new_run: Run) -> str:

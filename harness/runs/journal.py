@@ -125,12 +125,16 @@ class Journal:
                     written_size += os.write(self._file_descriptor, line[written_size:])
             finally:
                 if written_size < len(line):
-                    # half a line is worth nothing, and shortening needs no space
+                    # a full disk takes a part of the line, and the part has to go; shortening a
+                    # file works on a full disk too
                     os.ftruncate(self._file_descriptor, line_start)
 
 
 class StoredJournal(Generic[Record]):
     """A journal, or a file of scores, that is opened once and read as far as is necessary.
+
+    All readers share one iterator over the lines: the header is read at once, `has_records` reads
+    the next line, and `records` all others.
 
     Args:
         path: The file, plain or compressed.
@@ -175,7 +179,7 @@ class StoredJournal(Generic[Record]):
 
     @property
     def has_records(self) -> bool:
-        """Whether there is a record that is not a note. Reads only the first."""
+        """Whether there is a record that is not a note; to be asked before `records` are read."""
         first_lines = list(islice(self._numbered_lines, 1))
         # the line is put back, so that `records` reads it too
         self._numbered_lines = chain(first_lines, self._numbered_lines)

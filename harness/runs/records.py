@@ -139,9 +139,9 @@ class StoredPrompt(Struct, omit_defaults=True):
     def cut_next_question(self, completion: str) -> str:
         """The completion up to the first question that the model itself adds in the run's format.
 
-        It is found as a line that begins with the format's label of a question, such as `Q: `. A
-        label of mere words or mere signs may begin any line of a solution, so nothing is cut. In
-        reasoning the label is a quotation, and does not count.
+        The question begins with the first line that begins with the format's label of a question,
+        such as `Q: `, and is outside reasoning, where the label is a quotation. Nothing is cut if
+        the label has only words or only signs, because any line of a solution may begin with it.
         """
         question_label = self._find_question_label()
         if not _LETTER_AND_SIGN.match(question_label) or question_label not in completion:
@@ -152,13 +152,14 @@ class StoredPrompt(Struct, omit_defaults=True):
             # a marker that is a plain word, such as `analysis`, occurs in ordinary text too
             if not start_marker.isalpha()
         )
-        # The prompt's end decides whether the completion begins a line, and whether it begins in
-        # reasoning. So the patterns are matched with this end before the completion.
+        # Whether the completion begins a line, and whether it begins in reasoning, follows from the
+        # prompt. So the open marker and last character of the prompt are put before it, and are cut
+        # off again at the end.
         open_marker, _ = find_open_reasoning(self.prompt, self.thinking)
         prompt_end = open_marker + (self.prompt or "\n")[-1:]
         question_pattern = rf"\n[ \t]*{re.escape(question_label)}.*"
-        # Where reasoning begins, the first alternative matches all of it and puts it back as `\1`.
-        # So the second alternative meets only questions outside reasoning, and `\1` is empty.
+        # The first alternative matches reasoning, which is put back as `\1`. The second one matches
+        # a question outside reasoning and all text after it; then `\1` is empty, so it is removed.
         remaining_text = re.sub(
             rf"(?s)({reasoning_pattern})|{question_pattern}", r"\1", prompt_end + completion
         )
@@ -401,7 +402,7 @@ class Identity(Struct, kw_only=True):
         prompts_sha256: Hash of all prompts.
         contrasts: The comparisons that were named before the run.
         primary: The primary contrast.
-        tasks: By name.
+        tasks: By name. In the file, this field is called `arms`.
         examples: The ids of the examples; None if there are none.
         looks: The number of times that each contrast is tested: once, and again whenever a finished
             run gets more problems or samples.
@@ -416,7 +417,6 @@ class Identity(Struct, kw_only=True):
     prompts_sha256: str
     contrasts: list[Contrast]
     primary: Contrast | None
-    # the field of the file is called `arms`
     tasks: Annotated[dict[str, Task], Meta(min_length=1)] = msgspec.field(name="arms")
     examples: ExampleIds | None = None
     looks: int = 1

@@ -125,7 +125,7 @@ class RunFiles:
 
     @cached_property
     def graded_samples_of_prompts(self) -> list[list[GradedSample]]:
-        """For each prompt of a finished run, its samples and their scores.
+        """For each prompt of a finished run, its samples with their scores, in the journal's order.
 
         Raises:
             RunError: a sample is missing, or without a score.
@@ -157,10 +157,10 @@ class RunFiles:
         return graded_samples_of_prompts
 
     def read_sessions(self) -> tuple[list[JsonObject], JsonObject]:
-        """The sessions that wrote the journal, in order, and the timing of one of them.
+        """The notes of all sessions, in order, and the timing of one session without its key.
 
-        It is the last session that generated samples. If none did, it is the last that graded. The
-        timing is empty if no session has ended.
+        The timing is that of the last session that generated samples. If none did, it is that of
+        the last session, which only graded. It is empty if no session has ended.
 
         Raises:
             RunError: no session has begun yet, or the last session's note lacks a key of its config

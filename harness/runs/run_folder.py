@@ -194,15 +194,15 @@ def extend_identity(
         return new_identity
     new_identity = _keep_contrasts(stored_identity, new_identity)
     prompt_changes = _list_prompt_changes(files.prompts, prompts)
-    # The permitted changes are made in the stored identity first, so that they are no differences.
+    # With the permitted changes made, all remaining differences are changes that are not permitted.
     permitted_identity = _grow_identity(
         stored_identity, new_identity, keeps_prompts=not prompt_changes
     )
     differences = list_differences(as_json(permitted_identity), as_json(new_identity))
     if changes := [*prompt_changes, *differences]:
         raise changed_settings_error(files.path / JOURNAL, changes)
-    # No stored prompt is missing, so problems are added if there are more prompts of the stored
-    # conditions. A task does not show it, because each sample can have a task of its own.
+    # All stored prompts are still there. So there are added problems, or samples with prompts of
+    # their own, exactly if the stored conditions have more prompts than before.
     stored_conditions = {task.condition for task in stored_identity.tasks.values()}
     prompt_count = sum(prompt.condition in stored_conditions for prompt in prompts)
     adds_samples = any(
@@ -277,7 +277,7 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
     return replace(
         stored,
         limit=limit,
-        # More prompts, of more problems of the dataset, which keeps its name.
+        # More problems bring more prompts. The dataset's hash changes with them, its name does not.
         prompts_sha256=requested.prompts_sha256,
         dataset=replace(requested.dataset, name=stored.dataset.name),
         tasks=tasks,

@@ -301,16 +301,12 @@ def _refuse_unrecorded_prompts(run: Run) -> None:
 
 
 def _describe_folder(files: RunFiles) -> JsonObject:
-    """The facts of a run folder for a table's receipt: see `Run.about`."""
+    """The facts of a run folder for a table's receipt (see `Run.about`).
+
+    They say in this order what ran, how it was generated, and what the run was planned to compare.
+    """
     receipt, identity = files.receipt, files.identity
-    engine, config = receipt["engine"], receipt["config"]
-    # all tasks of a run have the same sampling, so any task will do
-    task = next(iter(identity.tasks.values()))
-    sampling = task.sampling.lm_eval_arguments()
-    # the identity names the form of answers only if it is not the default, a box
-    if "answer" in identity.config:
-        sampling["answer"] = "line"
-    engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
+    config = receipt["config"]
     return {
         "source": "run",
         "run": config["name"],
@@ -323,11 +319,7 @@ def _describe_folder(files: RunFiles) -> JsonObject:
         "journal_sha256": files.journal.sha256,
         "scores_sha256": files.scores_journal.sha256,
         "endpoint": config.get("endpoint", "accuracy"),
-        "sampling": sampling,
-        "settings": _describe_settings(receipt),
-        "greedy": task.sampling.is_greedy,
-        "backend": engine["name"],
-        "engine": " ".join(filter(None, engine_facts)),
+        **_describe_generation(files),
         "contrasts": [contrast_name(*contrast) for contrast in identity.contrasts],
         "looks": identity.looks,
         "primary": identity.primary and contrast_name(*identity.primary),
@@ -336,6 +328,25 @@ def _describe_folder(files: RunFiles) -> JsonObject:
             for name, condition in read_conditions(config).items()
             if condition.kind
         },
+    }
+
+
+def _describe_generation(files: RunFiles) -> JsonObject:
+    """The facts of a run folder that say how its completions were generated."""
+    # all tasks of a run have the same sampling, so any task will do
+    task = next(iter(files.identity.tasks.values()))
+    sampling = task.sampling.lm_eval_arguments()
+    # the identity names the form of answers only if it is not the default, a box
+    if "answer" in files.identity.config:
+        sampling["answer"] = "line"
+    engine = files.receipt["engine"]
+    engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
+    return {
+        "sampling": sampling,
+        "settings": _describe_settings(files.receipt),
+        "greedy": task.sampling.is_greedy,
+        "backend": engine["name"],
+        "engine": " ".join(filter(None, engine_facts)),
     }
 
 

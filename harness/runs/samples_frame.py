@@ -117,7 +117,10 @@ def make_frame(
 def _sample_facts(
     prompts: Sequence[StoredPrompt], graded_samples_of_prompts: Iterable[Sequence[GradedSample]]
 ) -> pandas.DataFrame:
-    """The columns that differ between samples of a prompt, and the index of the prompt."""
+    """The columns that differ between samples of a prompt, and the index of the prompt.
+
+    Most are fields of a sample or of its score; `next_question` says whether the model added one.
+    """
     samples = []
     scores = []
     completion_rows = []

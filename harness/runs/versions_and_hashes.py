@@ -1,6 +1,7 @@
 """The provenance of a result: versions, git revision, model hashes, and the receipt as a line."""
 
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -96,8 +97,8 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
 def receipt_line(receipt: Mapping[str, Any]) -> str:
     """The provenance of a run as a line below a table; `receipt` is from `Leaderboard.receipts`."""
     versions_by_package = receipt.get("versions") or {}
-    # the revision of a checkout with changed files is `COMMIT+changed`
-    commit, *change_marks = str(receipt.get("git_revision") or "").split("+")
+    # a commit is cut to 7 digits; a revision may be `COMMIT+changed`, whose end stays
+    short_revision = re.sub(r"^(\w{7})\w*", r"\1", str(receipt.get("git_revision") or ""))
     dataset_text = f"{receipt.get('dataset_name') or ''} {_short_hash(receipt.get('dataset'))}"
     fact_by_label = {
         "": receipt.get("model"),
@@ -113,7 +114,7 @@ def receipt_line(receipt: Mapping[str, Any]) -> str:
         "by": receipt.get("engine") or receipt.get("backend"),
         "mless": versions_by_package.get("mless"),
         "lm-eval": versions_by_package.get("lm-eval"),
-        "at": "+".join([commit[:7], *change_marks]),
+        "at": short_revision,
         "on": str(receipt.get("created") or "")[:10],
     }
     fact_texts = [

@@ -132,7 +132,7 @@ def _describe_inspect(log: Any, metric: str | None) -> JsonObject:
         "versions": facts["packages"],
         "settings": settings,
         "greedy": _is_greedy(log.plan.config.temperature),
-        "evaluation": log.eval.eval_id,
+        "evaluation": facts["eval_id"],
     }
 
 

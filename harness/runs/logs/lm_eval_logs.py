@@ -167,7 +167,7 @@ def _refuse_other_surroundings(prompts: Iterable[AnsweredPrompt]) -> None:
     """
     first_prompts: dict[tuple[str, str], AnsweredPrompt] = {}
     for prompt in prompts:
-        # None is unknown, so there is nothing to compare
+        # they are unknown, so there is nothing to compare
         if prompt.surroundings is None:
             continue
         first_prompt = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)

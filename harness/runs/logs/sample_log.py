@@ -398,10 +398,16 @@ def _split_text(prompt_text: str, doc: JsonObject, filler: str) -> list[tuple[st
         ("separator", "filler", "separator"), filler.partition(filler_core), strict=True
     )
     if after_filler.strip():
-        problem_texts = _split_around_problem(after_filler, doc)
-        return [("instruction", before_filler), *filler_texts, *problem_texts]
-    problem_texts = _split_around_problem(before_filler, doc)
-    return [*problem_texts, *filler_texts, ("separator", after_filler)]
+        return [
+            ("instruction", before_filler),
+            *filler_texts,
+            *_split_around_problem(after_filler, doc),
+        ]
+    return [
+        *_split_around_problem(before_filler, doc),
+        *filler_texts,
+        ("separator", after_filler),
+    ]
 
 
 def _split_around_problem(text: str, doc: JsonObject) -> list[tuple[str, str]]:

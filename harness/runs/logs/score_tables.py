@@ -44,7 +44,7 @@ COLUMN_NAMES_BY_ROLE = {
 }
 """The roles of columns, each with the names of columns that have it."""
 LARGEST_SCORE = 100
-"""Differences of numbers are tested as shares of this number."""
+"""The largest absolute value of a score. Differences are tested as shares of it."""
 _SCORE_BY_WORD = {
     **dict.fromkeys(("true", "yes", "correct", "c"), 1),
     "p": 0.5,
@@ -105,8 +105,7 @@ def read_table(
     )
     # a column that the user chose, or that is named as its role, needs no message
     if any(
-        column not in (role, chosen_column_by_role.get(role))
-        for role, column in column_by_role.items()
+        role != column for role, column in column_by_role.items() - chosen_column_by_role.items()
     ):
         columns_text = ",".join(f"{role}={column}" for role, column in column_by_role.items())
         print_message(f"{table_name} is read with --columns {columns_text}.")
@@ -288,8 +287,9 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     # in a table of several models without conditions, the models become the conditions
     if "condition" not in role_columns and frame["model"].nunique() > 1:
         frame = frame.assign(condition=frame["model"], model=" / ".join(frame["model"].unique()))
-    # The tables count samples by `sample_index`. `sample` only shows doubled rows: where no column
-    # numbers samples, all have the number 0, unless the user typed `--columns sample=`.
+    # Tables count the samples of a problem by `sample_index`. `sample` shows doubled rows: those
+    # of one problem with the same number. If no column numbers samples, all have the number 0, so
+    # a second row counts as doubled. With `--columns sample=` the user says that it does not.
     sample_index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
     sample_number = role_columns.get(
         "sample", sample_index if "sample" in table.chosen_column_by_role else 0
