@@ -56,7 +56,7 @@ def draw_figure(
         grid = figure.add_gridspec(row_count, len(config.heads))
         for panel in config.panels:
             panel_points = select_points(panel, curves)
-            axes = figure.add_subplot(grid[bar_row_count + panel.row, panel.column])
+            axes = figure.add_subplot(grid[bar_row_count + panel.row_index, panel.column_index])
             _draw_panel(axes, panel, panel_points)
             _scale_axes(axes, panel, panel_points)
             _label_axes(axes, panel, config, panel_points)
@@ -73,7 +73,7 @@ def draw_figure(
 
 def select_points(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
     """The rows of `curves` that a panel draws."""
-    return curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
+    return curves[(curves["row"] == panel.row_index) & (curves["column"] == panel.column_index)]
 
 
 def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
@@ -146,7 +146,7 @@ def _scale_axes(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     axes.set_ylim(panel.y_limits or (0, 1.05 * highest_value))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     # panels of a row with the same axis share the numbers of the first panel
-    if panel.column and len(panel.row_config.y_limits) == 1:
+    if panel.column_index and len(panel.row_config.y_limits) == 1:
         axes.tick_params(labelleft=False)
 
 
@@ -159,7 +159,7 @@ def _label_axes(
         left_out_names.append("first token")
     remark = f"({' and '.join(left_out_names)} left out)" if left_out_names else ""
     axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 18)}".rstrip())
-    if panel.column == 0:
+    if panel.column_index == 0:
         axes.set_ylabel(f"{config.y_label}\n({QUERIES_BY_DEFINITION[config.definition]})")
 
 
@@ -208,8 +208,8 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
     letters_per_line = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
     wrapped_names = [textwrap.fill(visible(name), letters_per_line) for name in models]
     axes.set_xticks(range(len(models)), wrapped_names)
-    interval = "\n95 % score interval" if is_measured else ""
-    axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {y_limits[0]:g}")
+    interval_text = "\n95 % score interval" if is_measured else ""
+    axes.set_ylabel(f"Accuracy (%){interval_text}\naxis starts at {y_limits[0]:g}")
     figure_style.tidy(axes, grid="y")
 
 

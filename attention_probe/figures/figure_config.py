@@ -116,8 +116,8 @@ class Panel(NamedTuple):
     """One panel of curves.
 
     Attributes:
-        row: The index of the row among the config's rows.
-        column: The index of the head among the config's heads.
+        row_index: The index of the row among the config's rows.
+        column_index: The index of the head among the config's heads.
         head: The config of the head.
         model: The head's model.
         title: The panel's title.
@@ -127,8 +127,8 @@ class Panel(NamedTuple):
         x_limits: The first and the last position that are drawn; None for all.
     """
 
-    row: int
-    column: int
+    row_index: int
+    column_index: int
     head: HeadConfig
     model: str
     title: str
@@ -147,7 +147,7 @@ class Panel(NamedTuple):
         # a single pair is for all heads of the row
         if len(row_limits) == 1:
             return row_limits[0]
-        return row_limits[self.column] if row_limits else None
+        return row_limits[self.column_index] if row_limits else None
 
 
 class FigureConfig(Strict):
@@ -254,19 +254,19 @@ class FigureConfig(Strict):
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
         indices = product(range(len(self.rows)), range(len(self.heads)))
-        return [self._make_panel(row, column) for row, column in indices]
+        return [self._make_panel(row_index, column_index) for row_index, column_index in indices]
 
-    def _make_panel(self, row: int, column: int) -> Panel:
+    def _make_panel(self, row_index: int, column_index: int) -> Panel:
         """The panel of a row and a head, by their indices."""
-        row_config, head = self.rows[row], self.heads[column]
+        row_config, head = self.rows[row_index], self.heads[column_index]
         # a figure that reproduces one of the study's shows as many positions as the study does
         last_position = 120 if row_config.view == "full" else 60
         # the figure's title names the model if all panels have the same
         model_name = "" if self.title else self._model_name(head)
         default_title = f"{model_name} Layer {head.layer} Head {head.head}".strip()
         return Panel(
-            row=row,
-            column=column,
+            row_index=row_index,
+            column_index=column_index,
             head=head,
             model=head.model or self.model or "",
             title=head.title or default_title,

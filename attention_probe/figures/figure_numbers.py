@@ -47,13 +47,13 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
             curve = average_curve(traces, settings, condition=condition, problem_ids=problem_ids)
             curves.append(
                 curve.assign(
-                    row=panel.row,
+                    row=panel.row_index,
                     kind="curve",
                     on_outcome=traces.header.flip is not None,
                     legend=panel.line_name(condition),
                     model=model,
                     panel=panel.title,
-                    column=panel.column,
+                    column=panel.column_index,
                 )
             )
     return pandas.concat(curves, ignore_index=True)

@@ -94,7 +94,8 @@ def _refuse_missing_heads(config: FigureConfig) -> None:
         head_count = ProbeSettings(model=panel.model).load_config().num_attention_heads
         if head_number > head_count:
             raise ConfigError(
-                f"heads.{panel.column}: Head {head_number}: {panel.model} has {head_count} heads."
+                f"heads.{panel.column_index}: Head {head_number}: {panel.model} has {head_count} "
+                "heads."
             )
 
 

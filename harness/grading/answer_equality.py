@@ -281,14 +281,15 @@ def _may_agree_in_chain(term: str, last_term: str) -> bool:
     """Whether a term of a chain such as `2+3=5` agrees with the last term.
 
     A term agrees if it is the same, or if the grader cannot read it. It disagrees if it is readable
-    and differs, or if it has open brackets, says more than a value, or is a multiple of a name.
+    and differs, if its brackets do not match, if it says more than a value, or if it is a multiple
+    of a name.
     """
     # `101_2=5` converts a numeral; a term that is not an integer is compared below
     with suppress(ValueError):
         return integer_value(term) == integer_value(last_term)
     if _same_answer(term, last_term):
         return True
-    # a bracket of the term that is open, as in `1)+(2`, would close the brackets put around it
+    # brackets that do not match, as in `1)+(2`, would pair with the ones that are put around them
     bracket_pair, _ = brackets(f"({term})")
     if bracket_pair != "()" or _FURTHER_STATEMENT.search(term) or is_multiple(term):
         return False

@@ -37,7 +37,7 @@ _NUMBER = re.compile(
 r"""A number: `12`, `0.5`, `.5`, `0.1\overline{6}`. Each of its parts may be missing."""
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 r"""A letter with its index and primes: `x`, `\alpha`, `a_{1}`, `f'`."""
-_CALL = re.compile(r"\((?:(?P<number>-?\d+)|[A-Za-z]|\\[A-Za-z]+ ?)\)")
+_CALL_ARGUMENT = re.compile(r"\((?:(?P<number>-?\d+)|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 r"""Matches the argument of an unknown function: `(2)` in `f(2)`, `(x)`, `(\theta)`."""
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 """Matches `_{12}` in `a_{12}`. Without the braces it is the same letter."""
@@ -278,16 +278,16 @@ class _Reader:
 
     def read_function(self, name: str) -> Value:
         r"""Read a function after its name: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
-        bases = []
+        optional_base = []
         if name == "log" and self.accept("_"):
-            bases.append(self.read_nested(self.read_argument))
+            optional_base.append(self.read_nested(self.read_argument))
         # sin^{-1} is the inverse function by convention, and not the reciprocal
         if f"arc{name}" in FUNCTIONS and self.accept("^{-1}"):
             name = f"arc{name}"
-        power = self.read_nested(self.read_exponent) if self.accept("^") else None
+        exponent = self.read_nested(self.read_exponent) if self.accept("^") else None
         self.accept(" ")
-        value = self.evaluator.function(name, self.read_function_argument(), *bases)
-        return value if power is None else self.evaluator.power(value, power)
+        value = self.evaluator.function(name, self.read_function_argument(), *optional_base)
+        return value if exponent is None else self.evaluator.power(value, exponent)
 
     def read_function_argument(self) -> Value:
         """Read brackets, or all letters and numbers up to the next sign, bracket or function.
@@ -327,7 +327,7 @@ class _Reader:
             return self.evaluator.letter(name)
         # `f(3)` is a value of the unknown function f and not f times 3, so it counts as a letter of
         # its own. So do `f(x)` and `a(3)`, but `a(x)` is a product.
-        call_match = self.match(_CALL)
+        call_match = self.match(_CALL_ARGUMENT)
         is_function = name[0] in "fghpqFGHPQ"
         if call_match and (is_function or call_match["number"]):
             name += call_match.group()

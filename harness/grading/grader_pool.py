@@ -86,7 +86,7 @@ class GraderPool:
             # the authors' rule looks for a box, so it cannot grade an answer that is a line
             steps += ["math_verify"] if job.is_line else COLUMNS_BY_STEP
             request["audit"] = list_audit_texts(job)
-        # a process is needed only for steps that this process does not do itself
+        # without steps the grade is final, and no worker is needed
         if steps:
             self._enqueue(tag, request, steps)
         else:

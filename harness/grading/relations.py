@@ -216,7 +216,9 @@ def same_sets(answer: str, target: str) -> bool | None:
     has_proper_reading = False
     for point_index in range(POINT_COUNT):
         try:
-            answer_results, target_results = number_line.test_sets([answer, target], point_index)
+            answer_results, target_results = number_line.tabulate_memberships(
+                [answer, target], point_index
+            )
         except (Unreadable, TooLarge):
             return None
         # `x<5` and `y<5` are not sets of the same letter
@@ -269,7 +271,9 @@ class _NumberLine:
         self.letters: set[str] = set()
         self.evaluator = Evaluator()
 
-    def test_sets(self, set_texts: list[str], point_index: int) -> list[set[tuple[bool, ...]]]:
+    def tabulate_memberships(
+        self, set_texts: list[str], point_index: int
+    ) -> list[set[tuple[bool, ...]]]:
         """For each set and each meaning of a comma, whether the set contains each tested number.
 
         A number is tested at each bound and between neighbouring bounds. If a text has no comma,
@@ -419,6 +423,6 @@ class _NumberLine:
         if len(self.value_by_bound) > MOST_BOUNDS:
             raise Unreadable("too many bounds")
         value = self.value_by_bound[bound]
-        is_true = _COMPARISON_BY_OPERATOR[operator]
+        compare = _COMPARISON_BY_OPERATOR[operator]
         # the bound with the index i among the sorted ones has the position 2 * i
-        return lambda position: is_true(position, 2 * self.bounds.index(value))
+        return lambda position: compare(position, 2 * self.bounds.index(value))

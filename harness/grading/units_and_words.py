@@ -153,7 +153,8 @@ def rewrite_text_group(
     The first of these rules that applies decides:
 
     - A sign or function loses the command: `\text{sin}` is `\sin`.
-    - `and` or `or` keeps it. At the end of a content it becomes a comma: `\text{5 and}` is `5, `.
+    - `\text{and}` and `\text{or}` keep it. After other words `and` or `or` becomes a comma:
+      `\text{5 and}` is `5, `.
     - A list that is the entire answer is split: `\text{A, B}` is two answers.
     - After a digit the command stays, because `5\text{6}` would become 56.
     - A number loses it, unless a digit follows: `\text{5}` is 5.
@@ -336,6 +337,7 @@ def _split_scale(unit: str) -> tuple[int, str]:
 
 def _is_unit(unit_words: str) -> bool:
     """Whether words after a number are a unit, and not words that change its meaning."""
+    # the braces of `cm^{2}` would not be a sign of a unit
     if _NOT_IN_UNITS.search(re.sub(r"\^\{(\d)\}", r"^\1", unit_words)):
         return False
     for word in re.findall(r"[^\W\d]+", unit_words.replace(".", "")):
