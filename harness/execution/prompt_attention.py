@@ -130,6 +130,7 @@ def attention(
     assert model_tokenizer is not None  # because `pretrained` names it
     tokenized_prompts = [_tokenize(prompt, model_tokenizer.tokenizer) for prompt in prompts]
     row_counts = [count_rows(queries or None, len(token_ids)) for token_ids, _ in tokenized_prompts]
+    # `parse_numbers` reads ranges, so the range of all layers is written as a user would write it
     if layers == "all":
         layers = f"1-{load_model_config(arguments['pretrained'], arguments).num_hidden_layers}"
     layer_numbers = sorted(parse_numbers(layers, "layers"))

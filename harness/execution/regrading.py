@@ -291,9 +291,10 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
 def _keep_own_answer(
     entry: LoggedCompletion, completion: str, sample_count: int
 ) -> LoggedCompletion:
-    """The entry with its filter's answer only if this is a short answer of its own completion.
+    """The entry, without its filter's answer if this is not a short answer to this sample.
 
-    Without it, the answer is searched for in the completion.
+    It is not if the filter found nothing or returned a longer text, or if a problem has several
+    samples and this completion lacks the answer. The answer is then searched for in the completion.
 
     Args:
         entry: A completion, with the start of reasoning that its prompt ends with.
