@@ -48,9 +48,9 @@ def self_check(
     # prompt would take much memory, and a shorter one would check less.
     prompt = max(
         prompts,
-        key=lambda prompt: (
-            len(prompt) <= PREFERRED_PROMPT_TOKENS,
-            -abs(len(prompt) - PREFERRED_PROMPT_TOKENS),
+        key=lambda candidate: (
+            len(candidate) <= PREFERRED_PROMPT_TOKENS,
+            -abs(len(candidate) - PREFERRED_PROMPT_TOKENS),
         ),
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))

@@ -206,12 +206,12 @@ class AttentionTraces:
         """
         conditions = tuple(dict.fromkeys((*self.header.conditions, *header.conditions)))
         joined_header = replace(self.header, conditions=conditions)
-        changes = list_differences(
+        differences = list_differences(
             msgspec.to_builtins(joined_header),
             msgspec.to_builtins(replace(header, conditions=conditions)),
         )
-        if changes:
-            raise changed_settings_error(self.path / HEADER_FILE, changes)
+        if differences:
+            raise changed_settings_error(self.path / HEADER_FILE, differences)
         return joined_header
 
     def has(self, problem_id: str, condition: str) -> bool:

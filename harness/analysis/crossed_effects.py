@@ -61,8 +61,10 @@ class CrossedDifference:
         """Two-sided p-value of the true mean being 0."""
         if not self.standard_error:
             return self.paired_difference.p
-        t = abs(self.difference) / self.standard_error
-        return max(self.paired_difference.p, 2 * float(stdtr(self.degrees_of_freedom, -t)))
+        t_statistic = abs(self.difference) / self.standard_error
+        return max(
+            self.paired_difference.p, 2 * float(stdtr(self.degrees_of_freedom, -t_statistic))
+        )
 
     def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
         """The interval of the mean: 0 is outside exactly if p is below 1 - `level`."""

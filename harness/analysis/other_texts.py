@@ -189,8 +189,8 @@ def place_effect(effect: float, effects: Floats, baseline_accuracy: float) -> Ro
     if baseline_accuracy + low <= 0 or baseline_accuracy + high >= 100:
         return row | {"reason": "the range reaches 0 or 100 % accuracy"}
     # the chance of a gain of at least this size, or for a loss, of a loss of at least this size
-    t = (mean - effect) / prediction_error
-    row["as_extreme"] = 100 * stdtr(len(effects) - 1, -t if effect < 0 else t)
+    t_statistic = (mean - effect) / prediction_error
+    row["as_extreme"] = 100 * stdtr(len(effects) - 1, -t_statistic if effect < 0 else t_statistic)
     row["place"] = "among"
     if effect > high:
         row["place"] = "above"

@@ -63,11 +63,11 @@ class Side:
                 f"{run.name} has no condition {condition!r}: expected one of "
                 f"{list_near(condition, conditions)}."
             )
-        file = Path(path).resolve()
+        full_path = Path(path).resolve()
         # The only condition of a log or table has the name `log` or that of its file, which says
         # nothing beside the file's name.
-        is_default_name = condition in ("log", file.stem)
-        side_name = file.name if is_default_name else f"{file.name}:{condition}"
+        is_default_name = condition in ("log", full_path.stem)
+        side_name = full_path.name if is_default_name else f"{full_path.name}:{condition}"
         return cls(name=side_name, samples=samples, run=run)
 
 

@@ -219,16 +219,16 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
     """
     # The first run that has the condition, and its fields as a reference condition of this run. A
     # condition of any other kind has no fields.
-    first_by_condition: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    origin_by_condition: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for run in runs:
         for condition in list_conditions(run):
             fields = run.reference_conditions.get(condition, {})
-            run_name, first_fields = first_by_condition.setdefault(condition, (run.name, fields))
+            run_name, first_fields = origin_by_condition.setdefault(condition, (run.name, fields))
             if first_fields != fields:
                 raise ComparisonError(
                     f"{run.name}: the condition {condition!r} differs from the one in {run_name}."
                 )
-    return {name: fields for name, (_, fields) in first_by_condition.items() if fields}
+    return {name: fields for name, (_, fields) in origin_by_condition.items() if fields}
 
 
 def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
@@ -263,8 +263,8 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
         for run in runs:
             conditions = list_conditions(run)
             # a run without the usual baseline is compared with that of another run
-            has_both = condition in conditions and baseline in [*conditions, BASELINE]
-            if has_both and contrast not in (run.about.get("contrasts") or ()):
+            has_both_conditions = condition in conditions and baseline in [*conditions, BASELINE]
+            if has_both_conditions and contrast not in (run.about.get("contrasts") or ()):
                 unregistered_contrasts.add((str(run.about["model"]), contrast))
     return unregistered_contrasts
 
