@@ -146,7 +146,7 @@ def _find_pooling_obstacle(old_run: Run, new_run: Run) -> str:
 def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
     """The samples of several runs, each of one model, in one frame with one model and layout.
 
-    A frame's missing columns for draws and scores are filled up.
+    Missing columns for draws, scores, clusters and questions are filled up.
 
     Raises:
         ComparisonError: a frame has several models.
@@ -166,10 +166,12 @@ def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
         for frame in frames
     ]
     samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
+    clusters, questions = (
+        samples.get(name, samples["problem_id"]).astype(str) for name in ("cluster", "question")
+    )
     # Where a table names no cluster, its column has the question. If another table names a cluster
     # of the problem, all rows of the problem get the first such name.
-    clusters = samples["cluster"].astype(str)
-    named_clusters = clusters.where(clusters != samples["question"].astype(str))
+    named_clusters = clusters.where(clusters != questions)
     first_named_clusters = named_clusters.groupby(samples["problem_id"]).transform("first")
     samples["cluster"] = first_named_clusters.fillna(clusters)
     for name in ("model", "layout"):
