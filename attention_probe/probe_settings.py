@@ -19,7 +19,7 @@ from attention_probe.model.first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import GAP_SUFFIX, TokenizedPrompt, remove_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDY_CONDITION, Dtype, JsonObject
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import find_changed_layers
 from harness.engines.interventions.user_functions import refuse_change
 from harness.errors import ConfigError, PromptMismatchError, list_near, print_message
 from harness.experiment.intervention_settings import Intervention
@@ -54,7 +54,7 @@ class ProbeSettings:
             named here `complete_from` adds the run's, unless another model is named.
         arguments: Arguments of the model's loaders, such as `revision`; those of the run, unless
             another model is named.
-        opened: Layers that interventions change; see `opened_layers`.
+        opened: Layers that interventions change; see `find_changed_layers`.
     """
 
     model: str | None = None
@@ -111,7 +111,7 @@ class ProbeSettings:
                 )
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         completed_settings = replace(
-            self, conditions=conditions, device=device, opened=opened_layers(interventions)
+            self, conditions=conditions, device=device, opened=find_changed_layers(interventions)
         )
         # the run's arguments say nothing about another model
         if _locate(self.model or source.model) != _locate(source.model):

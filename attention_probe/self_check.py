@@ -55,7 +55,7 @@ def self_check(
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
     capture_attention(
-        loaded_model, token_ids[:1], request=CaptureRequest(activations=options.activations)
+        loaded_model, token_ids[:1], request=CaptureRequest(keeps_activations=options.activations)
     )
     sums = captured_sums(loaded_model, token_ids)
     checks: dict[str, Any] = {

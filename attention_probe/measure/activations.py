@@ -59,7 +59,7 @@ TOKEN_CLASSES = ("digits", "operators", "conjunctions", "other")
 LEXICON_PATH = Path(__file__).with_name("token_classes.yaml")
 
 _OTHER_INDEX = TOKEN_CLASSES.index("other")
-_LEXEMES = re.compile(
+_LEXEME_PATTERN = re.compile(
     r"""
       \[asy\].*?\[/asy\]                                           # a drawing
     | \^\s*\{?\s*\\circ(?![A-Za-z])                                # degrees
@@ -75,7 +75,7 @@ _LEXEMES = re.compile(
 without a name consume text that stays `other`, so that no named alternative matches within it."""
 
 
-class ActivationReference(NamedTuple):
+class BaselineStatistics(NamedTuple):
     """Threshold and bins of the prompt without filler, which its other conditions share.
 
     Attributes:
@@ -87,7 +87,7 @@ class ActivationReference(NamedTuple):
     histogram_end: float
 
     @classmethod
-    def of(cls, activations: Tensor) -> ActivationReference:
+    def of(cls, activations: Tensor) -> BaselineStatistics:
         """The reference of activations [token, unit] of the problem, in the prompt without filler.
 
         Raises:
@@ -109,7 +109,7 @@ def activation_unit(name: str) -> str:
 
 
 def measure_activations(
-    activations: Tensor, reference: ActivationReference, tokens: Sequence[str]
+    activations: Tensor, baseline_statistics: BaselineStatistics, tokens: Sequence[str]
 ) -> tuple[dict[str, float], NDArray[np.int32]]:
     """The numbers of one prompt's tokens, and the histogram of |a|.
 
@@ -130,7 +130,7 @@ def measure_activations(
 
     Args:
         activations: [token, unit] After the non-linearity, on any device and of any floating type.
-        reference: Of the same problem without filler.
+        baseline_statistics: Of the same problem without filler.
         tokens: The text of these tokens; see `classify`.
 
     Raises:
@@ -138,9 +138,9 @@ def measure_activations(
     """
     magnitudes = _read_magnitudes(activations)
     bin_counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
-    if reference.histogram_end:
+    if baseline_statistics.histogram_end:
         bin_counts[:-1], _ = np.histogram(
-            magnitudes, bins=ACTIVATION_BINS, range=(0, reference.histogram_end)
+            magnitudes, bins=ACTIVATION_BINS, range=(0, baseline_statistics.histogram_end)
         )
         bin_counts[-1] = magnitudes.size - bin_counts.sum()
     # sums over the neurons of each token, without a second array of this size
@@ -149,14 +149,15 @@ def measure_activations(
         "l1": float(magnitudes.sum(axis=1, dtype=np.float64).mean()),
         "l2": float(np.sqrt(squares).mean()),
         "gini": gini(bin_counts),
-        "histogram_top": reference.histogram_end,
+        "histogram_top": baseline_statistics.histogram_end,
     }
-    return measures | _measure_near_zero(magnitudes, reference, classify(tokens)), bin_counts
+    measures |= _measure_near_zero(magnitudes, baseline_statistics, classify(tokens))
+    return measures, bin_counts
 
 
 def _measure_near_zero(
     magnitudes: NDArray[np.float32],
-    reference: ActivationReference,
+    baseline_statistics: BaselineStatistics,
     token_classes: NDArray[np.int8],
 ) -> dict[str, float]:
     """Thresholds, shares of |a| below them, and numbers of tokens: see `measure_activations`.
@@ -165,10 +166,10 @@ def _measure_near_zero(
     """
     measures = {}
     for factor in NEAR_ZERO_FACTORS:
-        threshold = NORMAL_CONSISTENCY * reference.mad * factor
+        threshold = NORMAL_CONSISTENCY * baseline_statistics.mad * factor
         # the share of each token's neurons; NaN with a threshold of 0, which no value is below
         token_shares = np.full(len(magnitudes), np.nan)
-        if reference.mad:
+        if baseline_statistics.mad:
             token_shares = (magnitudes < threshold).mean(axis=1)
         measures[f"threshold_c{factor:g}"] = threshold
         measures[f"near_zero_c{factor:g}"] = float(token_shares.mean())
@@ -244,7 +245,7 @@ def _classify_characters(text: str) -> list[int]:
     """
     class_by_entry = _read_lexicon()
     class_indices = [_OTHER_INDEX] * len(text)
-    for match in _LEXEMES.finditer(text):
+    for match in _LEXEME_PATTERN.finditer(text):
         kind = match.lastgroup
         if kind is None:  # text that stays `other`
             continue

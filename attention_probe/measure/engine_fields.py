@@ -22,12 +22,12 @@ def measure_in_engine(
     engine: VLLMEngine, prompts: PromptsByCondition, options: MeasurementOptions
 ) -> FieldsByCondition:
     """Measure a problem: the measured fields of a `Trace` by condition, as `measure_problem`."""
-    common_by_condition = common_tokens(prompts)
+    is_common_by_condition = common_tokens(prompts)
     # vLLM's worker stacks the sets of several requests, so all must have the same number of sets
     most_rows = max(map(options.count_rows, prompts.values()))
     requests = []
     for condition, prompt in prompts.items():
-        sets = select_queries(prompt, common_by_condition[condition])
+        sets = select_queries(prompt, is_common_by_condition[condition])
         row_sets = single_query_sets(options.count_rows(prompt), len(prompt), most_rows)
         requested_sets = sets.astype(int).tolist() + row_sets
         requests.append(
@@ -41,7 +41,7 @@ def measure_in_engine(
     ):
         # sums is [layer, set, head, key]: the sets of `select_queries`, then one for each row
         set_sums, rows = np.split(sums, [QUERY_SET_COUNT], axis=1)
-        sets = select_queries(prompt, common_by_condition[condition])
+        sets = select_queries(prompt, is_common_by_condition[condition])
         fields = attention_fields(prompt, sets, set_sums)
         # without the empty sets after the rows, and as [layer, head, query, key]
         fields["rows"] = rows[:, : options.count_rows(prompt)].swapaxes(1, 2)

@@ -48,7 +48,8 @@ later positions shift by its length (so that the mass of a single region may eve
 between two fillers can be a finding.
 """
 
-_TOKEN_AXES, _CURVE_AXES = ("position",), ("layer", "head", "position")
+_TOKEN_AXES = ("position",)
+_CURVE_AXES = ("layer", "head", "position")
 
 ARRAYS = {
     "token_ids": Quantity("The prompt, as the model got it.", "vocabulary id", _TOKEN_AXES),

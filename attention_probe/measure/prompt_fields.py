@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_probe.measure.activations import ActivationReference, measure_activations
+from attention_probe.measure.activations import BaselineStatistics, measure_activations
 from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture_attention
 from attention_probe.model.first_layers import LoadedModel
@@ -104,19 +104,19 @@ def measure_problem(
         prompts: The problem's prompts, the baseline first.
         options: Which measurements to make.
     """
-    common_by_condition = common_tokens(prompts)
+    is_common_by_condition = common_tokens(prompts)
     fields_by_condition = {}
-    reference = None
+    baseline_statistics = None
     for condition, prompt in prompts.items():
-        sets = select_queries(prompt, common_by_condition[condition])
+        sets = select_queries(prompt, is_common_by_condition[condition])
         capture = capture_attention(
             loaded_model,
             torch.from_numpy(prompt.token_ids).long(),
             positions=torch.from_numpy(prompt.positions).long(),
             request=CaptureRequest(
                 query_sets=torch.from_numpy(sets),
-                activations=options.activations,
-                norms=options.norms,
+                keeps_activations=options.activations,
+                keeps_norms=options.norms,
                 row_count=options.count_rows(prompt),
             ),
         )
@@ -126,10 +126,10 @@ def measure_problem(
             positions = np.flatnonzero(sets[-1])
             activations = capture.activations[positions]
             # the first prompt is the baseline's, whose threshold and bins serve for all conditions
-            if reference is None:
-                reference = ActivationReference.of(activations)
+            if baseline_statistics is None:
+                baseline_statistics = BaselineStatistics.of(activations)
             fields["activations"], fields["activation_histogram"] = measure_activations(
-                activations, reference, _read_texts(prompt, positions)
+                activations, baseline_statistics, _read_texts(prompt, positions)
             )
         fields_by_condition[condition] = fields
     return fields_by_condition

@@ -25,10 +25,12 @@ from transformers.utils import logging
 from attention_probe.model.attention_statistics import Capture, Reduction
 from harness.errors import ModelError
 
-MOST_BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+MOST_BLOCK_BYTES_BY_DEVICE = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Largest size of a block of weights, by type of device."""
-FEWEST_BLOCK_QUERIES, MOST_BLOCK_QUERIES = 16, {"cpu": 64, "cuda": 1024}
-"""Queries of a block: the fewest, also of long prompts, and the most, by type of device."""
+FEWEST_BLOCK_QUERIES = 16
+"""The fewest queries of a block, also of long prompts."""
+MOST_BLOCK_QUERIES_BY_DEVICE = {"cpu": 64, "cuda": 1024}
+"""The most queries of a block, by type of device."""
 
 ATTENTION_NAME = "mless_capture"
 """The name of the probe's functions in both registries."""
@@ -172,7 +174,7 @@ def weight_blocks(
     query: Tensor,
     key: Tensor,
     mask: CausalMask,
-    scaling: float,
+    score_factor: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -185,7 +187,7 @@ def weight_blocks(
         query: [head, token, unit] The queries.
         key: [KV head, token, unit] The keys.
         mask: Which keys each query may see.
-        scaling: The factor of dot products, usually 1 / sqrt(head_dim).
+        score_factor: The factor of dot products, usually 1 / sqrt(head_dim).
         softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
         sinks: [head] A learnt score of each head that takes weight and has no value, as in gpt-oss.
 
@@ -202,12 +204,15 @@ def weight_blocks(
         # query q sees the keys from q - window + 1 to q, or from 0 without a window
         first_key = 0 if mask.window is None else max(0, first_query - mask.window + 1)
         keys = slice(first_key, queries.stop)
-        query_count, key_count = queries.stop - first_query, keys.stop - first_key
+        query_count = queries.stop - first_query
+        key_count = keys.stop - first_key
         # [KV head, query of any of its heads, unit or key]
         grouped_queries = query[:, queries].reshape(len(key), -1, head_dim)
         scores = buffer[: head_count * query_count * key_count].view(len(key), -1, key_count)
-        # scores = scaling * queries @ keys; `beta=0` ignores what the memory contains
-        torch.baddbmm(scores, grouped_queries, key[:, keys].mT, beta=0, alpha=scaling, out=scores)
+        # scores = score_factor * queries @ keys; `beta=0` ignores what the memory contains
+        torch.baddbmm(
+            scores, grouped_queries, key[:, keys].mT, beta=0, alpha=score_factor, out=scores
+        )
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
         scores = scores.view(head_count, query_count, key_count).float()
         if softcap is not None:
@@ -239,8 +244,8 @@ def _hide_keys(scores: Tensor, mask: CausalMask, queries: slice, keys: slice) ->
 def _count_block_queries(weights_per_query: int, device: torch.device) -> int:
     """The number of queries in a block, whose weights are in float32.
 
-    It is the number that MOST_BLOCK_BYTES allows, but at least FEWEST_BLOCK_QUERIES and at most
-    MOST_BLOCK_QUERIES.
+    It is the number that MOST_BLOCK_BYTES_BY_DEVICE allows, but at least FEWEST_BLOCK_QUERIES and
+    at most MOST_BLOCK_QUERIES_BY_DEVICE.
 
     Args:
         weights_per_query: The number of weights that a query has in all heads together.
@@ -249,25 +254,28 @@ def _count_block_queries(weights_per_query: int, device: torch.device) -> int:
     # every accelerator counts as a GPU
     device_kind = "cpu" if device.type == "cpu" else "cuda"
     # a weight in float32 has 4 bytes
-    affordable_count = MOST_BLOCK_BYTES[device_kind] // (4 * weights_per_query)
-    return max(FEWEST_BLOCK_QUERIES, min(MOST_BLOCK_QUERIES[device_kind], affordable_count))
+    affordable_count = MOST_BLOCK_BYTES_BY_DEVICE[device_kind] // (4 * weights_per_query)
+    return max(
+        FEWEST_BLOCK_QUERIES, min(MOST_BLOCK_QUERIES_BY_DEVICE[device_kind], affordable_count)
+    )
 
 
 @contextmanager
-def silence_transformers(*, progress: bool = True) -> Iterator[None]:
-    """Silence transformers' warnings, and also its progress bars unless `progress`.
+def silence_transformers(*, has_progress_bars: bool = True) -> Iterator[None]:
+    """Silence transformers' warnings, and also its progress bars unless `has_progress_bars`.
 
     The probe itself checks what these warnings are about.
     """
-    verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    previous_verbosity = logging.get_verbosity()
+    had_progress_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    if not progress:
+    if not has_progress_bars:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
-        if has_progress_bar:
+        logging.set_verbosity(previous_verbosity)
+        if had_progress_bars:
             logging.enable_progress_bar()
 
 

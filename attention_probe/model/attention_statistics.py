@@ -35,14 +35,14 @@ class CaptureRequest(NamedTuple):
     Attributes:
         query_sets: [query set, token] Sets of queries whose weights are summed. None for two sets
             of all queries.
-        activations: Whether the first MLP's activations are kept.
-        norms: Whether the norms of hidden states are kept.
+        keeps_activations: Whether the first MLP's activations are kept.
+        keeps_norms: Whether the norms of hidden states are kept.
         row_count: The number of last queries whose weights are kept.
     """
 
     query_sets: Tensor | None = None
-    activations: bool = False
-    norms: bool = False
+    keeps_activations: bool = False
+    keeps_norms: bool = False
     row_count: int = 0
 
 
@@ -68,9 +68,9 @@ class Capture:
     @property
     def has_pending_hooks(self) -> bool:
         """Whether hooks have yet to record the first MLP's activations or the last norms."""
-        if self.request.norms and self.layer_indices[-1] not in self.norms:
+        if self.request.keeps_norms and self.layer_indices[-1] not in self.norms:
             return True
-        return self.request.activations and self.activations is None
+        return self.request.keeps_activations and self.activations is None
 
     def stop_if_complete(self) -> None:
         """Raise CaptureFinished if all that is requested is captured."""
@@ -111,7 +111,8 @@ class Reduction:
         rows = weights[:, max(0, self._first_row - queries.start) :]
         # `pad` adds the keys outside the block, and copies what the next block overwrites
         self._rows.append(nn.functional.pad(rows, (keys.start, self._token_count - keys.stop)))
-        query_sets, sums = self._query_sets[:, queries], self._sums[..., keys]
+        query_sets = self._query_sets[:, queries]
+        sums = self._sums[..., keys]
         # the weight of a token for itself counts in the rows and in the last set, not in the others
         sums[:, -1:] += query_sets[-1:] @ weights
         # the last keys of a block are the tokens of its queries, so this diagonal is those weights

@@ -128,18 +128,18 @@ def _record_states(loaded_model: LoadedModel, capture: Capture) -> Iterator[None
 
     # a hook is removed at the end of its own context, and so at the end of the stack
     with ExitStack() as stack:
-        if capture.request.activations:
+        if capture.request.keeps_activations:
             stack.enter_context(
-                _find_activation(loaded_model).register_forward_hook(record_activations)
+                _find_activation_module(loaded_model).register_forward_hook(record_activations)
             )
-        if capture.request.norms:
+        if capture.request.keeps_norms:
             for layer_index in loaded_model.layer_indices:
                 layer = loaded_model.decoder_layers[layer_index]
                 stack.enter_context(layer.register_forward_hook(partial(record_norms, layer_index)))
         yield
 
 
-def _find_activation(loaded_model: LoadedModel) -> nn.Module:
+def _find_activation_module(loaded_model: LoadedModel) -> nn.Module:
     """The module of the first layer's MLP whose output is its activations.
 
     It is a separate module in Hugging Face's decoders without experts.
@@ -148,14 +148,14 @@ def _find_activation(loaded_model: LoadedModel) -> nn.Module:
         ModelError: there is none, or there are several, as in mixtures of experts.
     """
     module_by_name: dict[str, nn.Module] = dict(loaded_model.decoder_layers[0].named_modules())
-    activations = [
+    modules = [
         module for name, module in module_by_name.items() if name.split(".")[-1] in ACTIVATION_NAMES
     ]
     has_experts = any("expert" in name for name in module_by_name)
-    if has_experts or len(activations) != 1:
-        structure = "a mixture of experts" if has_experts else f"{len(activations)} activations"
+    if has_experts or len(modules) != 1:
+        structure = "a mixture of experts" if has_experts else f"{len(modules)} activations"
         raise ModelError(
             f"The first MLP of {loaded_model.name} has no single activation but {structure}: "
             "leave out --activations."
         )
-    return activations[0]
+    return modules[0]

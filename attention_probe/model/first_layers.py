@@ -112,8 +112,8 @@ def _load_checkpoint(
             f"{name} has Layers 1 to {config.num_hidden_layers}, counted from 1; got "
             f"{list_numbers(layer_indices)}."
         )
-    layers_path = _find_layers(config, name, is_trusted)
-    with silence_transformers(progress=not is_folder):
+    layers_path = _find_layers_path(config, name, is_trusted)
+    with silence_transformers(has_progress_bars=not is_folder):
         model, loading_info = AutoModel.from_pretrained(
             name,
             revision=commit,
@@ -169,7 +169,7 @@ def _cut_config(config: PretrainedConfig, layer_count: int) -> PretrainedConfig:
     return cut_config
 
 
-def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
+def _find_layers_path(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
     """The path of the list of decoder layers in the full model, such as `layers`.
 
     It is the only list of that length that lies in no other list of that length.
@@ -228,12 +228,14 @@ def _refuse_mismatch(
 
     transformers only lists them in `loading_info`, and initialises missing tensors at random.
     """
-    unexpected_tensors = [*_unexpected_tensors(model, layers_path, loading_info["unexpected_keys"])]
-    mismatched_tensors = [tensor_name for tensor_name, *_ in loading_info["mismatched_keys"]]
+    unexpected_names = [
+        *_select_unexpected_names(model, layers_path, loading_info["unexpected_keys"])
+    ]
+    mismatched_names = [tensor_name for tensor_name, *_ in loading_info["mismatched_keys"]]
     for tensor_names, fault in (
         (loading_info["missing_keys"], "lacks tensors that the model needs"),
-        (unexpected_tensors, "has tensors in the loaded layers that the model does not"),
-        (mismatched_tensors, "has tensors of another shape than config.json says"),
+        (unexpected_names, "has tensors in the loaded layers that the model does not"),
+        (mismatched_names, "has tensors of another shape than config.json says"),
     ):
         if tensor_names:
             raise ModelError(
@@ -242,7 +244,7 @@ def _refuse_mismatch(
             )
 
 
-def _unexpected_tensors(
+def _select_unexpected_names(
     model: PreTrainedModel, layers_path: str, tensor_names: Iterable[str]
 ) -> Iterator[str]:
     """The tensors, of those that the model does not have, that belong to a loaded layer."""

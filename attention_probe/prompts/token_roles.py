@@ -1,7 +1,7 @@
 """Prompts as tokens with roles, and which token is which across conditions.
 
 A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is
-paired with the same token in the baseline: see `built_prompts.find_originals`.
+paired with the same token in the baseline: see `built_prompts.find_original_positions`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from harness.experiment.prompts.built_prompts import (
     FILLER_INDEX,
     TOKEN_ROLES,
     BuiltPrompt,
-    find_originals,
-    tokenize,
+    add_tokens,
+    find_original_positions,
 )
 from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.tokenizer import token_texts
@@ -163,7 +163,7 @@ def tokenize_problem(
             ),
             token_ids=np.array(built_prompt.token_ids, np.int32),
             roles=built_prompt.token_roles,
-            original_pos=find_originals(built_prompt, baseline_prompt),
+            original_pos=find_original_positions(built_prompt, baseline_prompt),
             positions=np.arange(len(built_prompt.token_ids), dtype=np.int32),
         )
         # a name that is not the condition's is that of its position gap
@@ -209,7 +209,7 @@ def _build_prompt(
     untokenized_prompt = BuiltPrompt(
         prompt=requested_prompt, text=stored_prompt.prompt, intervention=stored_prompt.intervention
     )
-    built_prompt = tokenize(
+    built_prompt = add_tokens(
         untokenized_prompt, find_segments(requested_prompt, stored_prompt.prompt), tokenizer
     )
     if stored_prompt.prompt_token_sha256 not in (None, built_prompt.prompt_token_sha256):

@@ -29,7 +29,7 @@ def tabulate_row(change: Change) -> Tensor:
     """
     tabulated = tabulate_changes([change], torch.device("cpu"))
     ranges = tabulated.ranges.flatten()
-    return torch.cat([ranges.new_ones(1), tabulated.filler.flatten(), ranges])
+    return torch.cat([ranges.new_ones(1), tabulated.filler_numbers.flatten(), ranges])
 
 
 @triton.jit

@@ -94,7 +94,7 @@ def open_layers(
         "phantoms": max(len(change.get("phantom", ())) for change in changes),
     }
     compilation = compilation_settings(options)
-    v1_layers.open_layers(options, layers | tables)
+    v1_layers.add_open_layers(options, layers | tables)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     options["worker_cls"] = f"{__name__}.V2Worker"
     if any(change.get("kind") == "function" for change in changes):

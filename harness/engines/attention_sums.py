@@ -34,7 +34,7 @@ def open_recorder(
     Args:
         arguments: The model's arguments.
         layers_by_use: Ascending indices, from 0, of the layers that are `recorded`, and of those
-            that are changed, under the keys of `opened_layers`.
+            that are changed, under the keys of `find_changed_layers`.
         set_count: The number of sets of queries of each prompt, for which memory is reserved.
 
     Raises:

@@ -43,7 +43,7 @@ from harness.engines.engine_processes import (
     started_processes,
 )
 from harness.engines.interventions import intervention_check
-from harness.engines.interventions.open_layers import open_layers
+from harness.engines.interventions.open_layers import add_open_layers
 from harness.engines.library_messages import NewMessages
 from harness.engines.start_errors import explain_start_error, known_cause, make_start_error
 from harness.engines.watched_calls import WatchedCalls
@@ -144,7 +144,7 @@ class VLLMEngine:
         intervention_options = options.pop("interventions", {})
         self._layers_by_use = intervention_options.get("layers")
         if self._layers_by_use:
-            open_layers(options, self._layers_by_use)
+            add_open_layers(options, self._layers_by_use)
         if current_platform.is_cpu():
             use_all_cores()
             options = fit_to_cpu(options, has_sampled_requests)

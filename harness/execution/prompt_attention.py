@@ -26,7 +26,7 @@ from harness.engines.attention_sums import (
     single_query_sets,
 )
 from harness.engines.engine_processes import SETS_WITHOUT_OWN_TOKEN
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import find_changed_layers
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import (
     ModelTokenizer,
@@ -146,7 +146,8 @@ def attention(
         )
     ]
     # no layer is changed, so the lists of changed layers are empty
-    layers_by_use = {**opened_layers({}), "recorded": [number - 1 for number in layer_numbers]}
+    recorded_layers = [number - 1 for number in layer_numbers]
+    layers_by_use = find_changed_layers({}) | {"recorded": recorded_layers}
     with closing(
         open_recorder(arguments, layers_by_use, SETS_WITHOUT_OWN_TOKEN + most_rows)
     ) as engine:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
-from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
+from harness.engines.interventions.open_layers import find_changed_layers, refuse_to_open
 from harness.engines.interventions.user_functions import refuse_change
 from harness.engines.library_messages import quieten_libraries
 from harness.engines.vllm_engine import device_type
@@ -97,7 +97,7 @@ def refuse_impossible_interventions(config: RunConfig) -> None:
     for intervention in chain.from_iterable(config.interventions.values()):
         if intervention.kind == "function":
             refuse_change(str(intervention.file), intervention.arguments)
-    refuse_to_open(config.model_arguments(), opened_layers(config.interventions))
+    refuse_to_open(config.model_arguments(), find_changed_layers(config.interventions))
 
 
 def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
@@ -201,7 +201,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             is_served="base_url" in arguments,
         ),
         engine=engine_identity(
-            config.model.backend, arguments, opened_layers(config.interventions)
+            config.model.backend, arguments, find_changed_layers(config.interventions)
         ),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.display.progress import Progress, progress_bar
 from harness.engines.interventions.intervention_check import ask_reference, describe_agreement
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import find_changed_layers
 from harness.engines.library_messages import LIBRARY_LOG, library_log
 from harness.errors import JournalError, print_message
 from harness.execution.held_replies import HeldReplies
@@ -203,7 +203,7 @@ class _Session:
             print_message("Hugging Face answers the first prompts of every arm")
             with progress_bar("arms") as advance:
                 arguments["interventions"] = {
-                    "layers": opened_layers(config.interventions),
+                    "layers": find_changed_layers(config.interventions),
                     "reference": ask_reference(self._plan, advance),
                 }
         return arguments

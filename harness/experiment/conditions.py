@@ -159,7 +159,7 @@ class Condition(Strict):
         )
 
     def without_filler(self) -> "Condition":
-        """A condition without the filler and the intervention, whose prompts are the reference."""
+        """A condition without the filler and the intervention, to compare the tokens with."""
         # not validated, because these fields of this condition are valid
         return Condition.model_construct(name=BASELINE, **self.model_dump(include={*PROMPT_KEYS}))
 

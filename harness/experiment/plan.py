@@ -199,7 +199,7 @@ def _make_shared_settings(
     settings = PromptSettings(
         template=config.template,
         question=config.question,
-        thinking=thinking,
+        reasoning_markers=thinking,
         # the prompt must end within the answer's line: a model that begins a new line would end
         # its completion before the answer
         asks_in_text=config.fewshot is not None or config.answer == "line",

@@ -58,7 +58,7 @@ def _make_documents(
         )
     # The documents are made of the prompts of the last layout, because raw and chat prompts have
     # the same segments and turns.
-    if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
+    if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer_segments:
         raise ConfigError(
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
         )

@@ -23,7 +23,7 @@ from harness.experiment.plan import Plan, Request, hash_json
 from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.checked_prompts import ConditionPrompts
-from harness.experiment.prompts.prompt import Prompt, Segment, document_prompt, make_document
+from harness.experiment.prompts.prompt import Prompt, Segment, make_document, read_document_prompt
 from harness.grading import Grade
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import Markers, family_markers, find_open_reasoning
@@ -198,7 +198,7 @@ class StoredPrompt(Struct, omit_defaults=True):
     @property
     def requested_prompt(self) -> Prompt:
         """Its segments and turns without the answer prefix; no segment if the document has none."""
-        return document_prompt(self.doc)
+        return read_document_prompt(self.doc)
 
 
 def stored_prompts(plan: Plan) -> list[StoredPrompt]:

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from attention_probe.measure.activations import (
     ACTIVATION_BINS,
     TOKEN_CLASSES,
-    ActivationReference,
+    BaselineStatistics,
     activation_unit,
     classify,
     gini,
@@ -43,7 +43,7 @@ def activations():
 
 def test_measures_follow_their_definitions(activations):
     without, with_filler, tokens = activations
-    reference = ActivationReference.of(without)
+    reference = BaselineStatistics.of(without)
     numbers = measure(with_filler, reference, tokens)
     base, filled = (np.abs(tensor.numpy().astype(np.float64)) for tensor in activations[:2])
     mad = np.median(np.abs(base - np.median(base)))
@@ -72,14 +72,14 @@ def test_measures_follow_their_definitions(activations):
 @with_cases
 def test_every_number_has_a_unit(activations, name, unit):
     without, _, tokens = activations
-    assert name in measure(without, ActivationReference.of(without), tokens)
+    assert name in measure(without, BaselineStatistics.of(without), tokens)
     assert activation_unit(name) == unit
 
 
 def test_if_most_activations_are_zero_there_is_no_threshold():
     random = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
     sparse = torch.nn.functional.relu(random - 1)
-    numbers = measure(sparse, ActivationReference.of(sparse), ["2", "+", "x"])
+    numbers = measure(sparse, BaselineStatistics.of(sparse), ["2", "+", "x"])
     assert math.isnan(numbers["near_zero_c0.1"])
     assert math.isnan(numbers["near_zero_digits_c0.1"])
     assert numbers["l1"] == pytest.approx(float(sparse.sum() / 3))
@@ -88,14 +88,14 @@ def test_if_most_activations_are_zero_there_is_no_threshold():
 def test_the_histogram_has_all_activations_and_a_last_bin_for_the_largest(activations):
     *tensors, tokens = activations
     without = tensors[0]
-    reference = ActivationReference.of(without)
+    reference = BaselineStatistics.of(without)
     for tensor in tensors:
         numbers, counts = measure_activations(tensor, reference, tokens)
         assert counts.sum() == tensor.numel()
         assert (len(counts), counts.dtype) == (ACTIVATION_BINS + 1, np.int32)
         assert counts[-1] == (tensor.abs() > np.float32(numbers["histogram_top"])).sum()
         assert numbers["gini"] == gini(counts)
-    numbers, counts = measure_activations(without * 0, ActivationReference.of(without * 0), tokens)
+    numbers, counts = measure_activations(without * 0, BaselineStatistics.of(without * 0), tokens)
     assert counts.tolist() == [0] * (ACTIVATION_BINS + 1)
     assert math.isnan(numbers["gini"])
 
@@ -103,7 +103,7 @@ def test_the_histogram_has_all_activations_and_a_last_bin_for_the_largest(activa
 def test_numbers_that_are_not_finite_are_refused():
     for broken in (torch.nan, torch.inf):
         with pytest.raises(ModelError, match="infinite or NaN"):
-            ActivationReference.of(torch.full((3, 8), broken))
+            BaselineStatistics.of(torch.full((3, 8), broken))
 
 
 @with_cases

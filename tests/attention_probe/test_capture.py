@@ -90,7 +90,7 @@ def test_sums_and_rows_are_those_of_eager_attention(model_type):
 
 @in_all_architectures
 def test_norms_are_those_of_the_hidden_states(model_type):
-    captured = ask(build(model_type), norms=True)
+    captured = ask(build(model_type), keeps_norms=True)
     states = build_whole(model_type)(TOKEN_IDS[None], output_hidden_states=True).hidden_states
     for layer in LAYERS:
         expected = states[layer + 1][0].double().norm(dim=-1)
@@ -164,7 +164,7 @@ def test_activations_are_those_before_the_product(architecture):
         up_projection.register_forward_hook(lambda *call: recorded.update(up=call[-1][..., -80:]))
     for layers in ([0], [0, 1]):
         loaded.layer_indices = layers
-        request = CaptureRequest(activations=True)
+        request = CaptureRequest(keeps_activations=True)
         captured = capture_attention(loaded, TOKEN_IDS, request=request)
         assert captured.activations.shape == (LENGTH, 80)
         assert list(captured.layers) == layers
@@ -187,7 +187,7 @@ def test_sums_with_nan_cannot_be_compared(qwen2):
 
 def test_the_model_is_unchanged_after_a_capture(qwen2):
     before = qwen2.model.config._attn_implementation
-    ask(qwen2, activations=True, norms=True)
+    ask(qwen2, keeps_activations=True, keeps_norms=True)
     assert qwen2.model.config._attn_implementation == before != ATTENTION_NAME
     assert not qwen2.decoder_layers[0].mlp.act_fn._forward_hooks
     assert not any(layer._forward_hooks for layer in qwen2.decoder_layers)

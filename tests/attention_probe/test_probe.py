@@ -14,7 +14,7 @@ from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces
 from harness.analysis.problem_selection import Criterion
 from harness.engines.completions import Completion
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import find_changed_layers
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 from harness.runs.run_files import RECEIPT
@@ -251,7 +251,7 @@ def test_an_engine_measures_what_the_probe_does(tmp_path, opened, rows):
     ((arguments, layers, set_count),) = opened
     expected = read_source(GREEDY_RUN).model_arguments
     assert arguments == expected | {"dtype": "float32", "max_model_len": longest + 1}
-    assert (layers, set_count) == ({**opened_layers({}), "recorded": LAYERS}, 3 + most_rows)
+    assert (layers, set_count) == ({**find_changed_layers({}), "recorded": LAYERS}, 3 + most_rows)
 
 
 def test_an_engine_continues_the_traces_of_the_probe(path, opened):

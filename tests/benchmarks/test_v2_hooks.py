@@ -92,7 +92,7 @@ def start(arguments, monkeypatch):
         questions = chain.from_iterable(arms.values())
         changes = [question["intervention"] or [] for question in questions]
         open_layers = partial(worker.open_layers, interventions=changes[:prompt_count])
-        monkeypatch.setattr("harness.engines.vllm_engine.open_layers", open_layers)
+        monkeypatch.setattr("harness.engines.vllm_engine.add_open_layers", open_layers)
         for method in skipped_methods:
             monkeypatch.setattr(worker.V2Interventions, method, lambda *_: None)
         monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

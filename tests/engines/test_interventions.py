@@ -28,7 +28,7 @@ from harness.engines.interventions.intervention_check import (
     logprob_distance,
 )
 from harness.engines.interventions.open_layers import (
-    opened_layers,
+    find_changed_layers,
     refuse_to_open,
 )
 from harness.engines.interventions.step_rows import Chunk, Group
@@ -419,7 +419,7 @@ def engine_arguments(settings, limit):
     """Engine arguments that name the answers of Hugging Face under all conditions."""
     plan, _ = plan_requests(settings, limit)
     reference = ask_reference(plan, print)
-    interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
+    interventions = {"layers": find_changed_layers(settings.interventions), "reference": reference}
     return {**gpu_share(), **settings.model_arguments(), "interventions": interventions}
 
 

@@ -19,8 +19,8 @@ from harness.experiment.prompts.prompt import (
     Layout,
     PromptSettings,
     build_prompt,
-    document_prompt,
     make_document,
+    read_document_prompt,
 )
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RECEIPT
@@ -159,7 +159,7 @@ def test_a_template_is_the_form_of_examples_and_question(keys, text, turns):
     assert raw.text.replace(" \n\n", "|") == text
     assert [turn["content"].replace(" \n\n", "|") for turn in chat.messages] == turns
     assert [turn["role"] for turn in chat.messages] == "system user assistant user".split()
-    stored = document_prompt(make_document(PRODUCTS[1], chat, condition, Layout.CHAT))
+    stored = read_document_prompt(make_document(PRODUCTS[1], chat, condition, Layout.CHAT))
     assert (stored.messages, stored.text) == (chat.messages, chat.text)
 
 

@@ -60,9 +60,9 @@ def test_the_problem_and_the_instruction_are_never_changed(
     is_published = layout is Layout.AS_PUBLISHED
     instruction = AS_PUBLISHED_INSTRUCTION if is_published else INSTRUCTION
     assert "".join(texts_of(prompt.segments, "instruction")) == instruction
-    segments = prompt.answer if placement is Placement.ANSWER else prompt.segments
+    segments = prompt.answer_segments if placement is Placement.ANSWER else prompt.segments
     assert texts_of(segments, "filler") == [FILLER]
-    assert texts_of((*prompt.segments, *prompt.answer), "filler") == [FILLER]
+    assert texts_of((*prompt.segments, *prompt.answer_segments), "filler") == [FILLER]
     joined = "".join(segment.text for segment in prompt.segments)
     assert joined == prompt.text == prompt.system + prompt.user
 

@@ -6,7 +6,7 @@ import pytest
 from harness.errors import ModelError, explain_hub_error
 from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.problems import Problem
-from harness.experiment.prompts.built_prompts import measure_prompt
+from harness.experiment.prompts.built_prompts import tokenize_prompt
 from harness.experiment.prompts.chat_template import (
     PINNED_DATE,
     apply_chat_template,
@@ -38,7 +38,7 @@ def build(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
         settings=PromptSettings(layout=layout, has_system_turn=has_system_turn(tokenizer)),
     )
     model = ModelTokenizer(name="toy", tokenizer=tokenizer)
-    return prompt, measure_prompt(prompt, PromptSettings(layout=layout), model).text
+    return prompt, tokenize_prompt(prompt, PromptSettings(layout=layout), model).text
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)

@@ -36,18 +36,18 @@ class AttentionChanges:
     """Changes of the attention of several sequences, as tensors on the device.
 
     Attributes:
-        filler: [5, sequence, 1, 1] Five numbers on a sequence's filler: the index of its first
-            token; the index of the first token after it; the number of its phantom keys; whether
-            original tokens have less weight because of it; and whether its values are added. A
-            phantom key is that of a token of a filler that is not in the prompt. Then the first two
-            indices are equal.
+        filler_numbers: [5, sequence, 1, 1] Five numbers on a sequence's filler: the index of its
+            first token; the index of the first token after it; the number of its phantom keys;
+            whether original tokens have less weight because of it; and whether its values are
+            added. A phantom key is that of a token of a filler that is not in the prompt. Then the
+            first two indices are equal.
         most_phantoms: The largest number of phantom keys. All sequences are padded to it.
         ranges: [range, 4, sequence, 1, 1] Four numbers on a range of tokens with a weight: the
             index of the first; of the first token after them; of the first query for which they
             have the weight; and the logarithm of the weight.
     """
 
-    filler: Tensor
+    filler_numbers: Tensor
     most_phantoms: int
     ranges: Tensor
 
@@ -77,7 +77,7 @@ def tabulate_changes(changes: Sequence[Change], device: torch.device) -> Attenti
     with np.errstate(divide="ignore"):  # the logarithm of weight 0 is -inf, which hides a token
         range_table[..., 3] = np.log(range_table[..., 3])
     return AttentionChanges(
-        filler=copy_to(device, filler_rows).T[:, :, None, None],
+        filler_numbers=copy_to(device, filler_rows).T[:, :, None, None],
         most_phantoms=max(phantom_counts),
         ranges=copy_to(device, range_table).permute(1, 2, 0)[..., None, None],
     )
@@ -142,7 +142,7 @@ def changed_weights(
     key_index = torch.arange(key.shape[1] - changes.most_phantoms, device=query.device)
     phantom_index = torch.arange(changes.most_phantoms, device=query.device)
     # each [sequence, 1, 1]; the switches `has_scale` and `has_bias` are 0 or 1
-    start, end, phantom_counts, has_scale, has_bias = changes.filler
+    start, end, phantom_counts, has_scale, has_bias = changes.filler_numbers
     # all these masks are [sequence, token, position]
     is_after_filler = query_index >= end
     is_phantom = (phantom_index < phantom_counts) & is_after_filler
@@ -258,7 +258,8 @@ def redistribute(
     """
     unit_count = activations.shape[-1]
     small_count = max(1, round(share * unit_count))
-    magnitudes, fractions = activations.abs(), draw_numbers(positions, unit_count, seed)
+    magnitudes = activations.abs()
+    fractions = draw_numbers(positions, unit_count, seed)
     # [token, unit] each token has its own threshold, because prompts come in chunks
     is_small = magnitudes <= magnitudes.kthvalue(small_count, -1, keepdim=True).values
     outer_ends = torch.where(
@@ -272,7 +273,8 @@ def redistribute(
     # the units that a sham moves have the largest of these numbers
     ranks = magnitudes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
     is_moved = ranks > ranks.kthvalue(unit_count - small_count, -1, keepdim=True).values
-    # only proportions of these steps matter, because their norm is replaced below
+    # Only proportions of these steps matter, because their norm is replaced below. With 0.5 added,
+    # no unit of a sham stays almost where it is.
     sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
     if sham == "inward":
         sham_steps = -sham_steps

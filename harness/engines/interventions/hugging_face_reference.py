@@ -24,7 +24,7 @@ from harness.engines.interventions.arithmetic import (
 )
 from harness.experiment.intervention_settings import find_gap
 
-REFERENCE_ATTENTION = "mless_interventions"
+REFERENCE_ATTENTION_NAME = "mless_interventions"
 """The name of the attention function in the registry of Hugging Face."""
 
 
@@ -61,22 +61,22 @@ class ReferenceModel:
         """The last outputs of each source, by its tokens."""
         # Hugging Face makes no mask for this attention, because no mask function has its name. Both
         # functions that `_attention` calls are causal without a mask.
-        AttentionInterface.register(REFERENCE_ATTENTION, self._attention)
+        AttentionInterface.register(REFERENCE_ATTENTION_NAME, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
             model_name,
             dtype=dtype,
-            attn_implementation=REFERENCE_ATTENTION,
+            attn_implementation=REFERENCE_ATTENTION_NAME,
             revision=revision,
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
-        blocks = self.model.model.layers
+        decoder_layers = self.model.model.layers
         for layer in layers:
-            activation = blocks[layer].mlp.act_fn
+            activation = decoder_layers[layer].mlp.act_fn
             activation.register_forward_hook(partial(self._change_activations, layer))
-        for layer, block in enumerate(blocks):
-            if hasattr(block, "mlp"):  # in some models not every block has an MLP
-                block.mlp.register_forward_hook(partial(self._change_outputs, layer))
+        for layer, decoder_layer in enumerate(decoder_layers):
+            if hasattr(decoder_layer, "mlp"):  # in some models not every layer has an MLP
+                decoder_layer.mlp.register_forward_hook(partial(self._change_outputs, layer))
 
     @torch.no_grad()
     def generate(
@@ -194,5 +194,5 @@ class ReferenceModel:
         return attended.to(query.dtype), None
 
 
-load_reference = cache(ReferenceModel)
+load_reference_model = cache(ReferenceModel)
 """Loads a `ReferenceModel`, but only once for the same arguments: each arm is a separate call."""

@@ -18,18 +18,21 @@ from harness.engines.engine_processes import (
     end_processes_with_run,
     started_processes,
 )
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import find_changed_layers
 from harness.errors import EngineError, ModelError, quote_error
 from harness.experiment.plan import Plan, hash_json
 
-MOST_ARM_PROMPTS, ANSWER_TOKENS = 8, 8
-"""The most prompts of an arm that Hugging Face answers too, and the number of tokens of each
-answer. 12 arms of SmolLM2 take a minute."""
+MOST_ARM_PROMPTS = 8
+"""The most prompts of an arm that Hugging Face answers too: 12 arms of SmolLM2 take a minute."""
+ANSWER_TOKEN_COUNT = 8
+"""The number of tokens of each of these answers."""
 CHECKED_SHARE = 0.25
 """The share of an arm's prompts that Hugging Face answers in small runs, but at least 2 prompts."""
-FLOAT32_BOUND, HALF_PRECISION_BOUND = 1e-3, 0.2
-"""The largest difference of a log-probability between the engine and Hugging Face, by type. In
-float32 they differ by rounding alone: with SmolLM2 by up to 3e-5."""
+FLOAT32_BOUND = 1e-3
+"""The largest difference of a log-probability between the engine and Hugging Face in float32, where
+they differ by rounding alone: with SmolLM2 by up to 3e-5."""
+HALF_PRECISION_BOUND = 0.2
+"""The same in types of half precision."""
 
 
 def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject:
@@ -74,13 +77,13 @@ def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject
 
 def _answer_arm(questions: JsonObject, arm_name: str) -> list[JsonObject]:
     """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
-    from harness.engines.interventions.hugging_face_reference import load_reference
+    from harness.engines.interventions.hugging_face_reference import load_reference_model
 
-    reference = load_reference(
+    reference_model = load_reference_model(
         questions["model"], questions["dtype"], tuple(questions["layers"]), questions["revision"]
     )
     return [
-        reference.generate(**question, token_count=ANSWER_TOKENS)
+        reference_model.generate(**question, token_count=ANSWER_TOKEN_COUNT)
         for question in questions["arms"][arm_name]
     ]
 
@@ -95,7 +98,8 @@ def _make_questions(plan: Plan) -> JsonObject:
 
     `count_checked` says how many prompts an arm has.
     """
-    config, arguments = plan.config, plan.model_arguments
+    config = plan.config
+    arguments = plan.model_arguments
     questions_by_arm: dict[str, list[JsonObject]] = {
         condition.name: [] for condition in config.conditions
     }
@@ -110,7 +114,7 @@ def _make_questions(plan: Plan) -> JsonObject:
         "revision": arguments.get("revision"),
         "dtype": arguments["dtype"],
         # only for activations does `ReferenceModel` have to know the layers
-        "layers": opened_layers(config.interventions)["activations"],
+        "layers": find_changed_layers(config.interventions)["activations"],
         "arms": questions_by_arm,
     }
 
@@ -131,7 +135,7 @@ def salted_prompt(
     return prompt
 
 
-def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
+def check_engine(engine: Any, questions_and_answers: JsonObject) -> JsonObject:
     """Have the engine answer the questions of Hugging Face, all arms in one batch.
 
     Returns:
@@ -140,7 +144,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
     """
-    questions_by_arm = reference["questions"]["arms"]
+    questions_by_arm = questions_and_answers["questions"]["arms"]
     for arm_name, arm_questions in questions_by_arm.items():
         for index, question in enumerate(arm_questions):
             _submit_question(engine, f"{arm_name} {index}", question)
@@ -160,7 +164,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
         arm_name: [reply_by_id[f"{arm_name} {index}"] for index in range(len(arm_questions))]
         for arm_name, arm_questions in questions_by_arm.items()
     }
-    return compare_with_reference(replies_by_arm, reference)
+    return compare_with_reference(replies_by_arm, questions_and_answers)
 
 
 def _submit_question(engine: Any, request_id: str, question: JsonObject) -> None:
@@ -171,7 +175,7 @@ def _submit_question(engine: Any, request_id: str, question: JsonObject) -> None
     intervention = question["intervention"]
     parameters = SamplingParams(
         temperature=0,
-        max_tokens=ANSWER_TOKENS,
+        max_tokens=ANSWER_TOKEN_COUNT,
         # no alternatives: only the log-probability of the chosen token is compared
         logprobs=0,
         ignore_eos=True,
@@ -210,13 +214,13 @@ def logprob_distance(
 
 
 def compare_with_reference(
-    replies_by_arm: Mapping[str, Sequence[JsonObject]], reference: JsonObject
+    replies_by_arm: Mapping[str, Sequence[JsonObject]], questions_and_answers: JsonObject
 ) -> JsonObject:
     """The agreement of an engine's answers with those of Hugging Face.
 
     Args:
         replies_by_arm: Those of the engine: `tokens` and `logprobs`.
-        reference: As `ask_reference` returns it.
+        questions_and_answers: As `ask_reference` returns it.
 
     Returns:
         `prompts`, their number by arm; `bound`, the largest difference of log-probabilities at
@@ -225,11 +229,12 @@ def compare_with_reference(
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
     """
-    bound = FLOAT32_BOUND if reference["questions"]["dtype"] == "float32" else HALF_PRECISION_BOUND
+    dtype = questions_and_answers["questions"]["dtype"]
+    bound = FLOAT32_BOUND if dtype == "float32" else HALF_PRECISION_BOUND
     all_distances: list[float] = []
     disagreements = []
     for arm_name, arm_replies in replies_by_arm.items():
-        expected_replies = reference["answers"][arm_name]
+        expected_replies = questions_and_answers["answers"][arm_name]
         distances = [
             logprob_distance(reply, expected_reply, bound)
             for reply, expected_reply in zip(arm_replies, expected_replies, strict=True)

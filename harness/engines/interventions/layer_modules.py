@@ -47,7 +47,9 @@ class ChangedModule(nn.Module):
 
     def __init__(self, module: nn.Module, layer: int, is_activation: bool) -> None:
         super().__init__()
-        self.module, self.layer, self.is_activation = module, layer, is_activation
+        self.module = module
+        self.layer = layer
+        self.is_activation = is_activation
 
     def forward(self, states: Tensor) -> Tensor:
         """The output for these states [row, unit], whose rows with a change are written anew."""

@@ -34,7 +34,7 @@ _UNUSED_VALUES = (None, False, 1, "1", "auto")
 """Values of these arguments that switch nothing on."""
 
 
-def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
+def find_changed_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
     """The layers, from 0, that the interventions of conditions change, by what they change there.
 
     The keys are the targets of TARGET_BY_KIND: `attention`, `activations`, and `outputs` of MLPs.
@@ -64,7 +64,7 @@ def refuse_interventions(config: RunConfig) -> None:
             "Interventions are checked in the type that vLLM computes in: set "
             "model.model_args.dtype, such as float32."
         )
-    _refuse_arguments(arguments, opened_layers(config.interventions))
+    _refuse_arguments(arguments, find_changed_layers(config.interventions))
 
 
 def refuse_to_open(arguments: ModelArguments, layers_by_use: JsonObject) -> None:
@@ -111,7 +111,8 @@ def _find_obstacle(
 
     `block` is the layer's module, and None if the model has no `model.layers`.
     """
-    attention, mlp = getattr(block, "self_attn", None), getattr(block, "mlp", None)
+    attention = getattr(block, "self_attn", None)
+    mlp = getattr(block, "mlp", None)
     if attention is None:
         return "no `self_attn` in `model.layers`"
     if getattr(config, "attn_logit_softcapping", None):
@@ -158,7 +159,7 @@ def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> N
         )
 
 
-def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
+def add_open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     """Fill in vLLM's engine arguments `options` with those that open layers need.
 
     vLLM stores a compiled model under a hash of its arguments. The layers are in

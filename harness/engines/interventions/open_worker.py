@@ -14,7 +14,7 @@ else:
 
 
 class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no types
-    """A worker that opens the layers of `open_layers` as soon as its model is loaded.
+    """A worker that opens the layers of `add_open_layers` as soon as its model is loaded.
 
     This is before vLLM compiles or captures anything.
     """

@@ -32,7 +32,8 @@ class Recording:
     """
 
     def __init__(self, sets: Sequence[Sequence[int]], layer_count: int) -> None:
-        self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
+        self.sets = np.array(sets, dtype=np.float32)
+        self.query_count = 0
         self.token_count = self.sets.shape[1]
         self.sums = torch.empty(layer_count, 0)
         self._keys_by_layer: dict[int, Tensor] = {}
@@ -117,7 +118,9 @@ class RecordedQueries:
 
     def __init__(self, chunk: Chunk, first: int, stop: int, device: torch.device) -> None:
         assert chunk.recording
-        self.chunk, self.first, self.stop = chunk, first, stop
+        self.chunk = chunk
+        self.first = first
+        self.stop = stop
         # in a chunk, row - first_row = index - first_index
         row_offset = chunk.first_row - chunk.first_index
         self.rows = slice(first + row_offset, stop + row_offset)

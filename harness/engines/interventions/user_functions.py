@@ -29,5 +29,5 @@ def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
 @cache
 def load_change(file: str) -> Callable[..., Any]:
     """The function `change` of a user's file."""
-    change: Callable[..., Any] = runpy.run_path(file)["change"]
-    return change
+    change_function: Callable[..., Any] = runpy.run_path(file)["change"]
+    return change_function

@@ -81,7 +81,8 @@ class WorkerInterventions:
         if hasattr(model, "get_language_model"):
             model = model.get_language_model()
         # vLLM's classes return the decoder itself or a model that has one
-        self._model, self._decoder = model, getattr(model, "model", model)
+        self._model = model
+        self._decoder = getattr(model, "model", model)
         self._stored_states: dict[int, Sequence[Tensor]] = {}
         """By changed layer, keys and values [slot, head, unit], which later steps read again."""
         self._recordings: dict[str, Recording] = {}
@@ -130,12 +131,12 @@ class WorkerInterventions:
                 getattr(text_config, "hidden_activation", None) or text_config.hidden_act
             ]
         for layer in layers_by_use.get("outputs", ()):
-            block = self._decoder.layers[layer]
-            if not hasattr(block, "mlp"):
+            decoder_layer = self._decoder.layers[layer]
+            if not hasattr(decoder_layer, "mlp"):
                 raise RuntimeError(
                     f"vLLM's {text_config.model_type} has no `mlp`, whose output is changed"
                 )
-            block.mlp = ChangedModule(block.mlp, layer, is_activation=False)
+            decoder_layer.mlp = ChangedModule(decoder_layer.mlp, layer, is_activation=False)
 
     def _hook_runner(self) -> None:
         """Have vLLM call `prepare` and `may_use_full_graph` in every step."""
@@ -198,8 +199,10 @@ class WorkerInterventions:
 
         The rows that each must change or record are added to `expected_rows`.
         """
-        self._chunks, next_row = [], 0
-        batch, requests = self._runner.input_batch, self._runner.requests
+        self._chunks = []
+        next_row = 0
+        batch = self._runner.input_batch
+        requests = self._runner.requests
         first_indices = batch.num_computed_tokens_cpu[: len(token_counts)].tolist()
         scheduled_requests = zip(batch.req_ids, token_counts.tolist(), first_indices, strict=True)
         for request_index, (request_id, token_count, first_index) in enumerate(scheduled_requests):
@@ -254,7 +257,8 @@ class WorkerInterventions:
                 separate_row = -1 if chunk.token_count == 1 else chunk.first_row
                 key = GroupKey(change_number, shared_values.index(shared_value), separate_row)
                 chunks_by_key.setdefault(key, []).append(chunk)
-        last_groups, self._groups = self._groups, {}
+        last_groups = self._groups
+        self._groups = {}
         # sorted, because a request's changes are made in the order of its list
         for key, chunks in sorted(chunks_by_key.items()):
             change_lists = [chunk.changes[: key.change_number] for chunk in chunks]
@@ -316,15 +320,18 @@ class WorkerInterventions:
         These are the sums of a step's prompts and their copy, the keys of two prompts in chunks,
         and six copies of weights: see WEIGHTS_AT_ONCE.
         """
-        model, recorded_layer_count = self._config.model_config, len(self._recorded_layers)
+        model = self._config.model_config
+        recorded_layer_count = len(self._recorded_layers)
         longest_prompt = model.max_model_len
         most_tokens = self._config.scheduler_config.max_num_batched_tokens + longest_prompt
         sum_count = recorded_layer_count * self._set_count * self._head_count * most_tokens
         kv_head_count = model.get_num_kv_heads(self._config.parallel_config)
-        key_numbers = recorded_layer_count * longest_prompt * kv_head_count * model.get_head_size()
+        key_unit_count = (
+            recorded_layer_count * longest_prompt * kv_head_count * model.get_head_size()
+        )
         weight_count = max(WEIGHTS_AT_ONCE, self._head_count * longest_prompt)
         float_count = 2 * sum_count + 6 * weight_count
-        return int(float_count * torch.float32.itemsize + 2 * key_numbers * model.dtype.itemsize)
+        return int(float_count * torch.float32.itemsize + 2 * key_unit_count * model.dtype.itemsize)
 
     def check_rows(self) -> None:
         """Raise RuntimeError if rows were not changed or recorded that should have been."""
@@ -418,7 +425,8 @@ class WorkerInterventions:
             key: [row, head, unit] Their keys.
             queries: The rows and indices of the queries that are added.
         """
-        chunk, recording = queries.chunk, queries.chunk.recording
+        chunk = queries.chunk
+        recording = chunk.recording
         assert recording
         # without the keys of generated tokens, if the chunk has any
         key_count = chunk.queries.stop - chunk.first_index
@@ -445,9 +453,10 @@ class WorkerInterventions:
         They are changed if the layer's attention is. Otherwise a layer may have a sliding window.
         """
         attention = self._attention_module(layer)
-        score_factor, window = attention.impl.scale, attention.sliding_window
+        score_factor = attention.impl.scale
+        window = attention.sliding_window
         if changes := select_changes(queries.chunk.changes, layer, "attention"):
-            # `open_layers` refuses changes in a model with a window shorter than its prompts
+            # `refuse_to_open` excludes changes in a model with a window shorter than its prompts
             keys = torch.cat([keys, self._pad_phantoms(changes, keys)[0]], 1)
             return changed_weights(
                 query,
@@ -509,7 +518,8 @@ class WorkerInterventions:
         # kept open until the next call, because the path of a closed file leads nowhere
         self._files = [write.result() for write in self._writes]
         self._writes.clear()
-        locations, self._memmap_arguments = self._memmap_arguments, {}
+        locations = self._memmap_arguments
+        self._memmap_arguments = {}
         return locations
 
     def _pad_phantoms(self, changes: Sequence[Change], key: Tensor) -> Sequence[Tensor]:
@@ -541,7 +551,8 @@ class WorkerInterventions:
         for group in self._select_groups(layer, "activations"):
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
-            activations, positions = self._activation(gate), self._runner.positions[rows]
+            activations = self._activation(gate)
+            positions = self._runner.positions[rows]
             # all requests of such a group have the same changes
             for change in select_changes(group.change_lists[0], layer, "activations"):
                 activations = change_activations(activations, positions, change)
@@ -557,7 +568,8 @@ class WorkerInterventions:
             self._new_outputs[layer] = out[-1].clone()
         for group in self._select_groups(layer, "outputs"):
             # all requests of such a group have the same change
-            rows, change = group.rows.flatten(), group.changes[0]
+            rows = group.rows.flatten()
+            change = group.changes[0]
             source = self._outputs_by_source[tuple(change["source"])][layer]
             is_changed = torch.isin(group.indices.flatten(), copy_to(out.device, change["tokens"]))
             out[rows] = change_outputs(out[rows], is_changed, change, source)
@@ -581,19 +593,21 @@ class WorkerInterventions:
             if not token_ids or (start, token_ids) in self._phantom_states:
                 continue
             # Without groups nothing is changed. `change_outputs` fills `_new_outputs` if it is set.
-            self._new_outputs, self._groups = {}, {}
+            self._new_outputs = {}
+            self._groups = {}
             ids = copy_to(self._runner.device, token_ids)
-            blocks = self._decoder.layers
-            for block in blocks:
-                block.self_attn.attn = PlainAttention(block.self_attn.attn)
+            decoder_layers = self._decoder.layers
+            for decoder_layer in decoder_layers:
+                decoder_layer.self_attn.attn = PlainAttention(decoder_layer.self_attn.attn)
             # the whole model is called, because the arguments of its layers differ by family
             with set_forward_context(None, self._config, skip_compiled=True):
                 self._model(ids, start + torch.arange(len(ids), device=ids.device))
             # Only Layer 1 can have phantoms: the inputs of later layers depend on other tokens.
-            self._phantom_states[start, token_ids] = blocks[0].self_attn.attn.states
-            for block in blocks:
-                block.self_attn.attn = block.self_attn.attn.original
-            self._outputs_by_source[token_ids], self._new_outputs = self._new_outputs, None
+            self._phantom_states[start, token_ids] = decoder_layers[0].self_attn.attn.states
+            for decoder_layer in decoder_layers:
+                decoder_layer.self_attn.attn = decoder_layer.self_attn.attn.original
+            self._outputs_by_source[token_ids] = self._new_outputs
+            self._new_outputs = None
 
     def _select_groups(self, layer: int, target: str) -> list[Group]:
         """The groups whose change is in this layer, and of this target: one of TARGET_BY_KIND.

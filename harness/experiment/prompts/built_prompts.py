@@ -134,32 +134,34 @@ class BuiltPrompt:
         return roles.astype(np.int8)
 
 
-def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
+def find_parts(prompt: BuiltPrompt, baseline_prompt: BuiltPrompt) -> dict[str, list[int]]:
     """The positions of the tokens of each part of a prompt.
 
     Parts are the roles, the `first` token, the `inserted` tokens, which are the fillers with their
     separators, and the `examples` with the separators between them. `inserted` and `filler` are
     empty if the prompt without its inserted tokens is not the baseline.
     """
-    parts = {
+    positions_by_part = {
         role: np.flatnonzero(prompt.token_roles == index).tolist()
         for index, role in enumerate(TOKEN_ROLES)
     }
-    originals = find_originals(prompt, baseline)
-    parts["inserted"] = np.flatnonzero(originals == ABSENT).tolist()
+    original_positions = find_original_positions(prompt, baseline_prompt)
+    positions_by_part["inserted"] = np.flatnonzero(original_positions == ABSENT).tolist()
     # If the prompt lacks a token of the baseline, for instance because it merged with the filler,
     # the prompt is not the baseline with something inserted.
-    if np.count_nonzero(originals != ABSENT) < len(baseline.token_ids or ()):
-        parts |= {"inserted": [], "filler": []}
+    if np.count_nonzero(original_positions != ABSENT) < len(baseline_prompt.token_ids or ()):
+        positions_by_part |= {"inserted": [], "filler": []}
     # all tokens from the first to the last one of an example, so also the separators between them
-    demonstration = parts["demonstration"]
+    demonstration = positions_by_part["demonstration"]
     example_range = range(demonstration[0], demonstration[-1] + 1) if demonstration else ()
     # without the filler, which may be inserted between examples
-    examples = [position for position in example_range if position not in parts["inserted"]]
-    return parts | {"first": [0], "examples": examples}
+    examples = [
+        position for position in example_range if position not in positions_by_part["inserted"]
+    ]
+    return positions_by_part | {"first": [0], "examples": examples}
 
 
-def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int32]:
+def find_original_positions(prompt: BuiltPrompt, baseline_prompt: BuiltPrompt) -> NDArray[np.int32]:
     """The position of the same token in the baseline's prompt, for each token of a prompt.
 
     It is ABSENT for inserted tokens: those of a filler and of the separator after it. Tokens are
@@ -172,27 +174,27 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     # problem
     tokens, baseline_tokens = (
         list(zip(built_prompt.token_ids or (), built_prompt.token_roles.tolist(), strict=True))
-        for built_prompt in (prompt, baseline)
+        for built_prompt in (prompt, baseline_prompt)
     )
-    originals = np.full(len(tokens), ABSENT, np.int32)
+    original_positions = np.full(len(tokens), ABSENT, np.int32)
     # also the position of the next unpaired token of the baseline
     paired_count = 0
     for position, token in enumerate(tokens):
         # a slice, because there may be no further token
         if baseline_tokens[paired_count : paired_count + 1] == [token]:
-            originals[position] = paired_count
+            original_positions[position] = paired_count
             paired_count += 1
     if paired_count == len(baseline_tokens):
-        return originals
+        return original_positions
     # some token was paired with an equal one that is not the same, so all pairs are made anew
-    originals[:] = ABSENT
+    original_positions[:] = ABSENT
     # `autojunk` would ignore the tokens that occur most often in a long prompt
     matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
     for baseline_start, start, block_size in matcher.get_matching_blocks():
-        originals[start : start + block_size] = np.arange(
+        original_positions[start : start + block_size] = np.arange(
             baseline_start, baseline_start + block_size
         )
-    return originals
+    return original_positions
 
 
 def find_region_indices(roles: NDArray[np.int8]) -> Integers:
@@ -229,8 +231,8 @@ def count_characters(
     return np.asarray(running_sums[ends] - running_sums[starts])
 
 
-def measure_prompt(
-    prompt: Prompt, settings: PromptSettings, model: ModelTokenizer | None
+def tokenize_prompt(
+    prompt: Prompt, settings: PromptSettings, model_tokenizer: ModelTokenizer | None
 ) -> BuiltPrompt:
     """Tokenize a prompt, and find its segments in its tokens.
 
@@ -238,41 +240,43 @@ def measure_prompt(
         prompt: The prompt. Its answer's beginning stands after a separator in layouts without a
             template, and after the end of the reasoning if the prompt opens one.
         settings: The layout `chat` applies the model's template; all others take the text as it is.
-        model: The model's tokenizer. None: it is unknown, and nothing is measured.
+        model_tokenizer: The model's tokenizer. None: it is unknown, and nothing is measured.
 
     Raises:
         ModelError: the layout is `chat`, and the chat template is missing or fails.
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be
             found.
     """
-    requested_text = prompt.text
-    if model is not None and settings.layout is Layout.CHAT:
-        requested_text = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
-    # it stands between the prompt and the answer's beginning
+    prompt_text = prompt.text
+    if model_tokenizer is not None and settings.layout is Layout.CHAT:
+        prompt_text = apply_chat_template(
+            model_tokenizer.tokenizer, prompt.messages, model_tokenizer.switches
+        )
+    # without a beginning of the answer, nothing has to be separated from the prompt
     separating_text = ""
-    if prompt.answer:
+    if prompt.answer_segments:
         if settings.layout is not Layout.CHAT:
             separating_text = SEPARATOR
         # An answer that begins inside open reasoning would be read as part of it.
-        _, end_marker = find_open_reasoning(requested_text, settings.thinking)
+        _, end_marker = find_open_reasoning(prompt_text, settings.reasoning_markers)
         if end_marker:
             separating_text += f"\n{end_marker}\n\n"
-    answer_prefix = separating_text + join_texts(prompt.answer)
+    answer_prefix = separating_text + join_texts(prompt.answer_segments)
     built_prompt = BuiltPrompt(
-        prompt=prompt, text=requested_text + answer_prefix, answer_prefix=answer_prefix
+        prompt=prompt, text=prompt_text + answer_prefix, answer_prefix=answer_prefix
     )
-    if model is None:
+    if model_tokenizer is None:
         return built_prompt
-    spans = find_segments(prompt, requested_text)
-    answer_start = len(requested_text + separating_text)
+    spans = find_segments(prompt, prompt_text)
+    answer_start = len(prompt_text + separating_text)
     # a filler in the answer is its first segment; the rest of its beginning counts as template
-    for segment in prompt.answer[:1]:
+    for segment in prompt.answer_segments[:1]:
         if segment.role == "filler":
             spans.append((segment.role, (answer_start, answer_start + len(segment.text))))
-    return tokenize(built_prompt, spans, model.tokenizer)
+    return add_tokens(built_prompt, spans, model_tokenizer.tokenizer)
 
 
-def tokenize(
+def add_tokens(
     built_prompt: BuiltPrompt, spans: Sequence[RoleSpan], tokenizer: PreTrainedTokenizerBase
 ) -> BuiltPrompt:
     """Add to a prompt its tokens, and the numbers that the checks need.

@@ -45,7 +45,7 @@ _PINNED_CLOCK = (
     "{{ pinned.text }}{% endmacro %}\n"
 )
 
-_INSIDE_WORD = re.compile(r"(?<=[^\W_])[^\W_]")
+_INSIDE_WORD_PATTERN = re.compile(r"(?<=[^\W_])[^\W_]")
 """Matches at a position between two letters or digits: the edge of a text there cuts a word."""
 
 
@@ -149,6 +149,7 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
     """
     spans: list[RoleSpan] = []
     previous_end = 0
+    # without a chat template the text is that of the segments, and so has no turns
     turns = [prompt.segments] if text == prompt.text else prompt.turns
     # The turns are in order, so each is searched for after the previous one.
     for turn_number, turn in enumerate(turns, start=1):
@@ -161,16 +162,18 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
         takes_last = bool(spans) and turn_number == len(turns)
         turn_start = _find_turn(searched_text, text, previous_end, takes_last=takes_last)
         previous_end = turn_start + len(searched_text)
-        # where the first segment would begin if the template had not trimmed the turn's beginning
-        segment_start = turn_start - turn_text.index(searched_text)
+        # where the current segment would end if the template had not trimmed the turn
+        untrimmed_end = turn_start - turn_text.index(searched_text)
+        start = turn_start
         for segment in turn:
-            segment_end = segment_start + len(segment.text)
-            # the part of the segment that was not trimmed
-            start, stop = max(segment_start, turn_start), min(segment_end, previous_end)
+            untrimmed_end += len(segment.text)
+            # within the turn, so that the range of a trimmed segment is empty
+            stop = min(max(untrimmed_end, turn_start), previous_end)
             # a trimmed filler is kept with an empty range, so that the checks expect its tokens
             if segment.role != "turn" and (start < stop or segment.role != "separator"):
                 spans.append((segment.role, (start, stop)))
-            segment_start = segment_end
+            # segments follow each other without a gap
+            start = stop
     return spans
 
 
@@ -182,12 +185,13 @@ def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> in
     Raises:
         PromptMismatchError: there is no occurrence.
     """
-    positions, whole_word_positions = [], []
+    positions = []
+    whole_word_positions = []
     position = text.find(turn_text, start)
     while position >= 0:
         positions.append(position)
         edges = (position, position + len(turn_text))
-        if not any(_INSIDE_WORD.match(text, edge) for edge in edges):
+        if not any(_INSIDE_WORD_PATTERN.match(text, edge) for edge in edges):
             whole_word_positions.append(position)
         position = text.find(turn_text, position + 1)
     if not positions:

@@ -24,7 +24,7 @@ from harness.experiment.prompts.built_prompts import (
     AnswerTokens,
     BuiltPrompt,
     find_parts,
-    measure_prompt,
+    tokenize_prompt,
 )
 from harness.experiment.prompts.chat_template import has_system_turn
 from harness.experiment.prompts.prompt import Layout, PromptSettings, build_prompt
@@ -76,7 +76,7 @@ def build_checked_prompts(
     problems: Sequence[Problem],
     conditions: Iterable[Condition],
     settings: PromptSettings,
-    model: ModelTokenizer | None,
+    model_tokenizer: ModelTokenizer | None,
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
 ) -> Iterator[ConditionPrompts]:
@@ -87,7 +87,8 @@ def build_checked_prompts(
         conditions: The conditions.
         settings: What the prompts share. The layout `as_published` may break the
             guarantees, since it reproduces the authors' string.
-        model: The tokenizer and the context length. None: they are unknown, and nothing is checked.
+        model_tokenizer: The tokenizer and the context length. None: they are unknown, and nothing
+            is checked.
         max_gen_toks: Tokens that must fit into the context after the longest prompt.
 
     Raises:
@@ -96,33 +97,40 @@ def build_checked_prompts(
         PromptMismatchError: a guarantee is broken, or a prompt and its completion do not fit into
             the context.
     """
-    if model is not None:
+    if model_tokenizer is not None:
         # a template that drops the system turn would drop the instruction
         settings = replace(
-            settings, has_system_turn=has_system_turn(model.tokenizer, model.switches)
+            settings,
+            has_system_turn=has_system_turn(model_tokenizer.tokenizer, model_tokenizer.switches),
         )
     # only the first condition has notes on problems, because all conditions have the same problems
-    notes = tuple(_note_control_tokens([*problems, *settings.examples], model)) if model else ()
-    build_condition = partial(_build_prompts, problems, settings=settings, model=model)
+    notes = (
+        tuple(_note_control_tokens([*problems, *settings.examples], model_tokenizer))
+        if model_tokenizer
+        else ()
+    )
+    build_condition = partial(
+        _build_prompts, problems, settings=settings, model_tokenizer=model_tokenizer
+    )
     # conditions that differ only in their filler share their prompts without a filler
-    build_reference = cache(build_condition)
+    build_unfilled = cache(build_condition)
     for condition in conditions:
-        references = build_reference(condition.without_filler())
+        unfilled_prompts = build_unfilled(condition.without_filler())
         condition_prompts = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
-            prompts=build_condition(condition) if condition.filler else references,
+            prompts=build_condition(condition) if condition.filler else unfilled_prompts,
             notes=notes,
             draw=settings.draw,
             sample_number=settings.sample_number,
         )
         notes = ()
-        if model is not None:
-            condition_prompts = _check_prompts(condition_prompts, references, model)
+        if model_tokenizer is not None:
+            condition_prompts = _check_prompts(condition_prompts, unfilled_prompts, model_tokenizer)
             if settings.scored_form is not None:
-                condition_prompts = _add_answers(condition_prompts, settings, model)
-            _refuse_long_prompts(condition_prompts, model, max_gen_toks)
+                condition_prompts = _add_answers(condition_prompts, settings, model_tokenizer)
+            _refuse_long_prompts(condition_prompts, model_tokenizer, max_gen_toks)
         yield condition_prompts
 
 
@@ -130,7 +138,7 @@ def _build_prompts(
     problems: Sequence[Problem],
     condition: Condition,
     settings: PromptSettings,
-    model: ModelTokenizer | None,
+    model_tokenizer: ModelTokenizer | None,
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition, one for each problem.
 
@@ -141,7 +149,9 @@ def _build_prompts(
     sample_number = settings.sample_number if fresh == "sample" else 0
     # Prompts share a filler, unless it is fresh, that is, drawn anew for each problem or for each
     # sample of a problem.
-    fit_text = cache(partial(fit_filler, condition, model.tokenizer if model else None))
+    fit_text = cache(
+        partial(fit_filler, condition, model_tokenizer.tokenizer if model_tokenizer else None)
+    )
     prompts = []
     for problem in problems:
         try:
@@ -149,45 +159,33 @@ def _build_prompts(
         except ConfigError as error:
             raise ConfigError(f"condition {condition.name!r}: {error}") from None
         prompt = build_prompt(problem, condition, filler_text=filler_text, settings=settings)
-        prompts.append(measure_prompt(prompt, settings, model))
+        prompts.append(tokenize_prompt(prompt, settings, model_tokenizer))
     return tuple(prompts)
 
 
 def _add_answers(
-    condition_prompts: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
+    condition_prompts: ConditionPrompts, settings: PromptSettings, model_tokenizer: ModelTokenizer
 ) -> ConditionPrompts:
-    r"""Add the tokens of all scored answers to the prompts, and notes on merges and lengths.
-
-    Label and answer are tokenized apart from the prompt and from each other, so the same tokens of
-    the answer are scored under every condition. The answer's end is scored with it, because `3`
-    also begins `36`.
-    A tokenizer may merge the end of the label with the beginning of the answer, as Qwen's does with
-    `{\`. Then another spelling is scored than the one that the model would write. If only the blank
-    at the label's end is merged, it is scored with the answer instead.
+    """Add the tokens of all scored answers to the prompts, and notes on merges and lengths.
 
     Args:
         condition_prompts: The prompts of a condition.
         settings: Their settings.
-        model: The tokenizer.
+        model_tokenizer: The tokenizer.
     """
-    encode = partial(model.tokenizer.encode, add_special_tokens=False)
     prompts: list[BuiltPrompt] = []
     count_by_remark = Counter[str]()
     for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
         label, end = _find_label_and_end(prompt, settings)
         other_answers = settings.other_answers.get(problem.id, ())
-        answers, remarks = [], set()
+        answers = []
+        remarks = set()
         for answer_text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
-            answer_label, answer = label, answer_text + end
-            if encode(label + answer) != encode(label) + encode(answer):
-                # the tokenizer merges label and answer, so a blank moves from label to answer
-                answer_label = label.rstrip(" ")
-                answer = label[len(answer_label) :] + answer
-                # there was no such blank, so they still merge
-                if answer_label == label:
-                    remarks.add(MERGED_REMARK)
-            answers.append(AnswerTokens(encode(answer_label), encode(answer)))
-            if answer_text in other_answers and len(answers[-1].answer) != len(answers[0].answer):
+            answer, is_merged = _tokenize_answer(label, answer_text + end, model_tokenizer)
+            answers.append(answer)
+            if is_merged:
+                remarks.add(MERGED_REMARK)
+            if answer_text in other_answers and len(answer.answer) != len(answers[0].answer):
                 remarks.add(OTHER_LENGTH_REMARK)
         count_by_remark.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=other_answers))
@@ -200,6 +198,25 @@ def _add_answers(
     )
 
 
+def _tokenize_answer(
+    label: str, answer: str, model_tokenizer: ModelTokenizer
+) -> tuple[AnswerTokens, bool]:
+    r"""The tokens of a label and an answer, and whether the two would still merge.
+
+    Label and answer are tokenized apart from the prompt and from each other, so the same tokens of
+    the answer are scored under every condition. The answer's end is scored with it, because `3`
+    also begins `36`.
+    A tokenizer may merge the end of the label with the beginning of the answer, as Qwen's does with
+    `{\`. Then another spelling is scored than the one that the model would write. If only the blank
+    at the label's end is merged, it is scored with the answer instead.
+    """
+    encode = partial(model_tokenizer.tokenizer.encode, add_special_tokens=False)
+    is_merged = encode(label + answer) != encode(label) + encode(answer)
+    shortened_label = label.rstrip(" ") if is_merged else label
+    blank = label[len(shortened_label) :]
+    return AnswerTokens(encode(shortened_label), encode(blank + answer)), is_merged and not blank
+
+
 def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
     """The label between prompt and answer, and the end of the answer's box or line after it."""
     _, box_label, box_content = prompt.answer_prefix.rpartition(BOX_LABEL)
@@ -209,17 +226,19 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
     # a template may have a blank between question and answer
     label = prompt.prompt.blank
     # open reasoning is ended first, because an answer inside it would be part of it
-    _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
+    _, end_marker = find_open_reasoning(prompt.text, settings.reasoning_markers)
     if end_marker:
         label = f"\n{end_marker}\n\n{label}"
     if settings.scored_form == "box":
         return label + BOX_LABEL, "}"
-    return label, prompt.prompt.end
+    return label, prompt.prompt.answer_end
 
 
-def _note_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
+def _note_control_tokens(
+    problems: Iterable[Problem], model_tokenizer: ModelTokenizer
+) -> Iterator[str]:
     """Yield a note on each problem or example in whose text the tokenizer reads a control token."""
-    added_tokens = model.tokenizer.added_tokens_decoder.values()
+    added_tokens = model_tokenizer.tokenizer.added_tokens_decoder.values()
     token_patterns = [re.escape(token.content) for token in added_tokens if token.special]
     pattern = re.compile("|".join(token_patterns) or "$^")  # `$^` matches no text of a problem
     for problem in problems:
@@ -228,11 +247,13 @@ def _note_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
 
 
 def _check_prompts(
-    condition_prompts: ConditionPrompts, references: Sequence[BuiltPrompt], model: ModelTokenizer
+    condition_prompts: ConditionPrompts,
+    unfilled_prompts: Sequence[BuiltPrompt],
+    model_tokenizer: ModelTokenizer,
 ) -> ConditionPrompts:
     """Check the prompts of one condition, and add notes on faults, and interventions.
 
-    `references` are the prompts of the same problems without a filler.
+    `unfilled_prompts` are the prompts of the same problems without a filler.
 
     Raises:
         PromptMismatchError: a guarantee is broken, or an intervention does not fit a prompt.
@@ -240,16 +261,16 @@ def _check_prompts(
     condition = condition_prompts.condition
     notes = dict.fromkeys(condition_prompts.notes)  # a dict, because a set would lose the order
     prompts = []
-    for problem, prompt, reference in zip(
-        condition_prompts.problems, condition_prompts.prompts, references, strict=True
+    for problem, prompt, unfilled_prompt in zip(
+        condition_prompts.problems, condition_prompts.prompts, unfilled_prompts, strict=True
     ):
         location = f"problem {problem.id}"
-        for fault in _find_faults(location, condition, prompt, reference):
+        for fault in _find_faults(location, condition, prompt, unfilled_prompt):
             if fault.is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
-                raise _make_error(condition_prompts, model, fault.sentence)
+                raise _make_error(condition_prompts, model_tokenizer, fault.sentence)
             notes[fault.sentence] = None
         if condition.intervention:
-            positions_by_part = find_parts(prompt, reference)
+            positions_by_part = find_parts(prompt, unfilled_prompt)
             try:
                 changes = resolve_interventions(
                     condition.intervention, positions_by_part, prompt.token_ids or ()
@@ -258,7 +279,7 @@ def _check_prompts(
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
             _, gap_size = find_gap(changes)
             # a prompt with a gap has no filler; only the positions after the gap are moved
-            sent_prompt = reference if gap_size else prompt
+            sent_prompt = unfilled_prompt if gap_size else prompt
             prompt = replace(sent_prompt, intervention=changes)
         prompts.append(prompt)
     return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))
@@ -278,18 +299,19 @@ class Fault(NamedTuple):
 
 
 def _find_faults(
-    location: str, condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
+    location: str, condition: Condition, prompt: BuiltPrompt, unfilled_prompt: BuiltPrompt
 ) -> Iterator[Fault]:
-    """Yield the faults of a prompt; `reference` is the prompt without a filler.
+    """Yield the faults of a prompt; `unfilled_prompt` is the prompt without a filler.
 
     The guarantees are, in this order:
 
     - No token covers filler and other text. A violation if the condition promises an exact number.
     - The filler has the stated number of tokens. A violation as before.
-    - The problem has the tokens of `reference`: always a violation.
+    - The problem has the tokens of `unfilled_prompt`: always a violation.
     - The prompt has a filler if the condition has one: always a violation.
     """
-    filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
+    filler_tokens = prompt.filler_tokens
+    is_exact = condition.filler_tokens is not None
     if prompt.straddling_tokens:
         yield Fault(
             f"{location}: {prompt.straddling_tokens} tokens cover both filler and neighbouring "
@@ -297,19 +319,19 @@ def _find_faults(
             is_violation=is_exact,
         )
     # a template may have the filler at several positions; 0 if no number is stated
-    expected_tokens = (condition.stated_token_count or 0) * len(prompt.filler_ranges)
-    if condition.stated_token_count is not None and filler_tokens != expected_tokens:
+    expected_count = (condition.stated_token_count or 0) * len(prompt.filler_ranges)
+    if condition.stated_token_count is not None and filler_tokens != expected_count:
         reason = remedy = ""
         if isinstance(condition, UnitCondition):
-            verb = "splits" if filler_tokens > expected_tokens else "merges"
+            verb = "splits" if filler_tokens > expected_count else "merges"
             reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
         if is_exact:
             remedy = " To allow any number of tokens, write the filler as `text`."
         yield Fault(
-            f"{reason}expected {expected_tokens} filler tokens, got {filler_tokens}.{remedy}",
+            f"{reason}expected {expected_count} filler tokens, got {filler_tokens}.{remedy}",
             is_violation=is_exact,
         )
-    if prompt.problem_token_ids != reference.problem_token_ids:
+    if prompt.problem_token_ids != unfilled_prompt.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]
         examples_phrase = " or its examples'" if "demonstration" in roles else ""
         yield Fault(
@@ -323,28 +345,28 @@ def _find_faults(
 
 
 def _refuse_long_prompts(
-    condition_prompts: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int
+    condition_prompts: ConditionPrompts, model_tokenizer: ModelTokenizer, max_gen_toks: int
 ) -> None:
     """Raise PromptMismatchError if the longest prompt and its completion exceed the context."""
-    if model.context_length is None:
+    if model_tokenizer.context_length is None:
         return
     most_tokens = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
-    excess = most_tokens + max_gen_toks - model.context_length
+    excess = most_tokens + max_gen_toks - model_tokenizer.context_length
     if excess > 0:
         sentence = (
             f"{most_tokens} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
-            f"exceed the context length of {model.context_length} by {excess}. Raise "
+            f"exceed the context length of {model_tokenizer.context_length} by {excess}. Raise "
             "max_model_len, or lower max_gen_toks (for lm_eval in --metadata, such as "
             "'{\"max_gen_toks\": 64}')."
         )
-        raise _make_error(condition_prompts, model, sentence)
+        raise _make_error(condition_prompts, model_tokenizer, sentence)
 
 
 def _make_error(
-    condition_prompts: ConditionPrompts, model: ModelTokenizer, sentence: str
+    condition_prompts: ConditionPrompts, model_tokenizer: ModelTokenizer, sentence: str
 ) -> PromptMismatchError:
     """The error with a sentence about a fault, which says whose prompts have it."""
     return PromptMismatchError(
         f"Condition {condition_prompts.condition.name!r}, layout {condition_prompts.layout}, "
-        f"{model.name}: {sentence}"
+        f"{model_tokenizer.name}: {sentence}"
     )

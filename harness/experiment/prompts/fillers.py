@@ -22,16 +22,16 @@ def cut_sentence(words: list[str], token_count: int, count_tokens: Callable[[str
     """
     # no word has less than one token
     for word_count in range(min(len(words), token_count), 0, -1):
-        cut = words[:word_count]
-        missing_count = token_count - count_tokens(_as_sentence(cut))
+        cut_words = words[:word_count]
+        missing_count = token_count - count_tokens(_form_sentence(cut_words))
         if missing_count < 0:
             continue
         for first_index in range(len(PADDING_WORDS)):
             padding = list(islice(cycle(PADDING_WORDS), first_index, first_index + missing_count))
             # a padding word may have several tokens: then the last ones are left out
-            while padding and count_tokens(_as_sentence(cut + padding)) > token_count:
+            while padding and count_tokens(_form_sentence(cut_words + padding)) > token_count:
                 padding.pop()
-            sentence = _as_sentence(cut + padding)
+            sentence = _form_sentence(cut_words + padding)
             if count_tokens(sentence) == token_count:
                 return sentence
     raise ConfigError(
@@ -66,6 +66,6 @@ def estimate_tokens(text: str) -> int:
     return len(text.split()) + text.count(",") + 1
 
 
-def _as_sentence(words: list[str]) -> str:
+def _form_sentence(words: list[str]) -> str:
     """Words with a full stop, which replaces a comma after the last one."""
     return " ".join(words).rstrip(",") + "."

@@ -98,16 +98,16 @@ class Prompt:
     Attributes:
         segments: The segments in order. The problem has two if a filler splits it.
         system_size: Number of leading segments in the system turn. 0: there is no system turn.
-        answer: The beginning of the model's answer, which the model continues.
+        answer_segments: The beginning of the model's answer, which the model continues.
         blank: The blank after the question, which belongs to the first token of the answer.
-        end: The text that ends an answer of one line, as it ends those of examples.
+        answer_end: The text that ends an answer of one line, as it ends those of examples.
     """
 
     segments: tuple[Segment, ...]
     system_size: int
-    answer: tuple[Segment, ...] = ()
+    answer_segments: tuple[Segment, ...] = ()
     blank: str = ""
-    end: str = "\n"
+    answer_end: str = "\n"
 
     @property
     def text(self) -> str:
@@ -162,7 +162,8 @@ class PromptSettings:
             these prompts.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
-        thinking: The markers of the model's reasoning; those of all families if there are none.
+        reasoning_markers: The markers of the model's reasoning; those of all families if there are
+            none.
         scored_form: Where the gold answer stands when its log-probability is measured: `box` or
             `line`. None: it is not measured.
         other_answers: By a problem's id, the other answers whose log-probability is measured too;
@@ -178,7 +179,7 @@ class PromptSettings:
     draw: int = 0
     sample_number: int = 0
     has_system_turn: bool = True
-    thinking: Markers = ()
+    reasoning_markers: Markers = ()
     scored_form: str | None = None
     other_answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -228,42 +229,45 @@ def build_prompt(
         filler_text: The filler's text, from `tokenizer.fit_filler`; empty without a filler.
         settings: The layout, the instruction and the examples.
     """
-    row, layout = problem.row, settings.layout
+    row = problem.row
+    layout = settings.layout
     separator = Segment("separator", "" if layout is Layout.AS_PUBLISHED else SEPARATOR)
     parsed_example, parsed_question = settings.parse_templates(condition, problem)
     instruction = fill_columns(settings.choose_instruction(condition), row)
-    system = [Segment("instruction", instruction), separator]
-    body = []
+    system_segments = [Segment("instruction", instruction), separator]
+    body_segments = []
     for example in settings.examples:
-        body += _fill_example(parsed_example, example, filler_text, layout)
-    body += _fill(parsed_question.question, problem, filler_text)
-    answer = [Segment("separator", fill_columns(condition.answer_prefix, row))]
-    template_pieces = (*parsed_example.pieces, *parsed_question.pieces)
+        body_segments += _fill_example(parsed_example, example, filler_text, layout)
+    body_segments += _fill_pieces(parsed_question.question, problem, filler_text)
+    answer_segments = [Segment("separator", fill_columns(condition.answer_prefix, row))]
+    template_pieces = parsed_example.pieces + parsed_question.pieces
     # a filler that no template mentions is inserted where its condition places it
     if isinstance(condition, FilledCondition) and FILLER not in template_pieces:
         insertion = [Segment("filler", fill_columns(filler_text, row)), separator]
         match condition.placement:
             case Placement.BEFORE_SYSTEM:
-                system = insertion + system
+                system_segments = insertion + system_segments
             case Placement.RANDOM:
-                system, body = _insert_at_random(
-                    system, body, insertion, f"{condition.seed}:{problem.id}"
+                system_segments, body_segments = _insert_at_random(
+                    system_segments, body_segments, insertion, f"{condition.seed}:{problem.id}"
                 )
             case Placement.ANSWER:
                 # without an answer prefix nothing comes after the filler, so no separator either
-                answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
+                answer_segments = (
+                    insertion if condition.answer_prefix else insertion[:1]
+                ) + answer_segments
             case _:
                 # before the first example, or before the question if there are no examples
-                body = insertion + body
-    system_segments = _merge_same_role(system)
+                body_segments = insertion + body_segments
+    merged_system = _merge_same_role(system_segments)
     is_raw = layout is Layout.RAW
     return Prompt(
-        segments=(*system_segments, *_merge_same_role(body)),
-        system_size=len(system_segments) if settings.has_system_turn else 0,
-        answer=_merge_same_role(answer),
+        segments=merged_system + _merge_same_role(body_segments),
+        system_size=len(merged_system) if settings.has_system_turn else 0,
+        answer_segments=_merge_same_role(answer_segments),
         blank=parsed_question.blank if is_raw else "",
         # the model ends its answer as the examples that it sees end theirs
-        end=parsed_example.answer_end if is_raw and settings.examples else "\n",
+        answer_end=parsed_example.answer_end if is_raw and settings.examples else "\n",
     )
 
 
@@ -283,7 +287,7 @@ def _choose_role(piece: Piece, pieces: Pieces, is_example: bool) -> Role:
     return "format"
 
 
-def _fill(
+def _fill_pieces(
     pieces: Pieces, problem: Problem, filler_text: str, *, is_example: bool = False
 ) -> Segments:
     """The segments of pieces of a template, with the texts of a problem in place of the names."""
@@ -310,13 +314,14 @@ def _fill_example(
     them, and its end after the answer.
     """
     question, answer = (
-        _fill(pieces, example, filler_text, is_example=True)
+        _fill_pieces(pieces, example, filler_text, is_example=True)
         for pieces in (parsed.question, parsed.answer)
     )
     if layout is Layout.CHAT:
         end = Segment("turn", SEPARATOR)
         return [*question, end, *answer, end]
-    blank, end = Segment("demonstration", parsed.blank), Segment("separator", parsed.end)
+    blank = Segment("demonstration", parsed.blank)
+    end = Segment("separator", parsed.end)
     return [*question, blank, *answer, end]
 
 
@@ -338,12 +343,14 @@ def _insert_at_random(
     problem_index = [segment.role for segment in body].index("problem")
     # system and body for each boundary, first for the one after the instruction
     candidates = [(system, insertion + body)]
-    candidates += [(split_system, body) for split_system in _split(system, 0, insertion)]
-    candidates += [(system, split_body) for split_body in _split(body, problem_index, insertion)]
+    candidates += [(split_system, body) for split_system in _insert_at_blanks(system, 0, insertion)]
+    candidates += [
+        (system, split_body) for split_body in _insert_at_blanks(body, problem_index, insertion)
+    ]
     return random.Random(seed).choice(candidates)
 
 
-def _split(segments: Segments, index: int, insertion: Segments) -> Iterator[Segments]:
+def _insert_at_blanks(segments: Segments, index: int, insertion: Segments) -> Iterator[Segments]:
     """Yield the segments with a filler at each single blank between two words of one segment."""
     segment = segments[index]
     for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text):
@@ -378,10 +385,10 @@ def make_document(
     }
 
 
-def document_prompt(document: TaskDocument) -> Prompt:
+def read_document_prompt(document: TaskDocument) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
-    system_size, system_length = 0, 0
+    system_size = system_length = 0
     # the system turn consists of entire segments, so their length reaches that of its text exactly
     while system_length < len(document["system"]):
         system_length += len(segments[system_size].text)

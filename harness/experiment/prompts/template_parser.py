@@ -17,12 +17,12 @@ from harness.constants import SEPARATOR
 
 TEMPLATE_NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
-_ROW_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
+_COLUMN_PATTERN = re.compile(r"\{row\.([^{}]+)\}")
 """The name of a column of the data in a text, such as `{row.hint}`."""
 # The first group that matches is the kind of the piece: see `Piece`. A gap is the blanks after a
 # filler, or those before a filler that ends the template; a text therefore contains no blank before
 # such a filler. A brace that no earlier group matches is an error.
-_PIECE = re.compile(
+_PIECE_PATTERN = re.compile(
     r"(?P<gap>(?<=\{filler\})\s+|\s+(?=\{filler\}\Z))"
     r"|\{(?P<name>[^{}]+)\}"
     r"|(?P<text>(?:\{\{|\}\}|[^{}\s]|\s(?!\s*\{filler\}\Z))+)"
@@ -67,7 +67,7 @@ class ParsedTemplate(NamedTuple):
     @property
     def pieces(self) -> Pieces:
         """The pieces of an example: those of its question, then those of its answer."""
-        return (*self.question, *self.answer)
+        return self.question + self.answer
 
     @property
     def answer_end(self) -> str:
@@ -87,7 +87,7 @@ def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
         ValueError: a name is unknown, a brace is neither doubled nor around a name, the answer
             occurs twice, or the question, which ends before the answer, lacks the problem.
     """
-    pieces = [_read_piece(match) for match in _PIECE.finditer(template)]
+    pieces = [_read_piece(match) for match in _PIECE_PATTERN.finditer(template)]
     if pieces.count(ANSWER) > 1:
         raise ValueError(f"expected {{answer}} once, got {template!r}")
     if not has_filler:
@@ -105,7 +105,7 @@ def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
 
 
 def _read_piece(match: re.Match[str]) -> Piece:
-    """The piece of a template that a match of _PIECE has.
+    """The piece of a template that a match of _PIECE_PATTERN has.
 
     Raises:
         ValueError: a name is unknown, or a brace is neither doubled nor around a name.
@@ -116,7 +116,7 @@ def _read_piece(match: re.Match[str]) -> Piece:
         raise ValueError(f"expected a name in braces or a doubled brace, got {match.string!r}")
     if kind == "text":
         return Piece(kind, text.replace("{{", "{").replace("}}", "}"))
-    if kind == "name" and text not in TEMPLATE_NAMES and not _ROW_COLUMN.fullmatch(match[0]):
+    if kind == "name" and text not in TEMPLATE_NAMES and not _COLUMN_PATTERN.fullmatch(match[0]):
         raise ValueError(
             "expected a name of {problem}, {filler}, {choices}, {answer}, {row.COLUMN}, got "
             f"{match[0]}"
@@ -153,9 +153,9 @@ Template = Annotated[str, AfterValidator(_check_template)]
 
 def fill_columns(text: str, row: Mapping[str, str]) -> str:
     """A text with the columns of a row in place of their names."""
-    return _ROW_COLUMN.sub(lambda match: row[match[1]], text)
+    return _COLUMN_PATTERN.sub(lambda match: row[match[1]], text)
 
 
 def find_columns(config: Any) -> set[str]:
     """The names of the columns in all texts of a config."""
-    return {*_ROW_COLUMN.findall(json.dumps(config, ensure_ascii=False))}
+    return {*_COLUMN_PATTERN.findall(json.dumps(config, ensure_ascii=False))}

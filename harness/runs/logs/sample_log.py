@@ -24,7 +24,7 @@ from harness.errors import TABLE_HINT, RunError
 from harness.experiment.gold_answers import read_golds
 from harness.experiment.model_settings import select_fixed_arguments
 from harness.experiment.problems import read_level, refuse_other_golds
-from harness.experiment.prompts.prompt import Layout, document_prompt, hash_problem, is_ours
+from harness.experiment.prompts.prompt import Layout, hash_problem, is_ours, read_document_prompt
 from harness.grading import Grade
 from harness.reasoning_markers import add_reasoning, find_open_reasoning
 from harness.runs.logs.lm_eval_files import (
@@ -196,7 +196,7 @@ def _read_prompt(
     document_texts = [] if filler is None else [str(filler)]
     if is_ours(line.doc):
         condition = line.doc["condition"]
-        document_texts = [segment.text for segment in document_prompt(line.doc).segments]
+        document_texts = [segment.text for segment in read_document_prompt(line.doc).segments]
         # Examples are documents of the same condition. Their fillers would count as surroundings,
         # which would then differ between conditions.
         if results.task_config.num_fewshot:
@@ -258,7 +258,7 @@ def _find_layout(doc: JsonObject, prompt_text: str, results: ResultsFile) -> Lay
     if not is_ours(doc):
         return Layout.CHAT if results.chat_template else Layout.RAW
     # without a results file only the text shows whether a template was applied
-    has_template = prompt_text != document_prompt(doc).text
+    has_template = prompt_text != read_document_prompt(doc).text
     if results.config.model is not None:
         has_template = not prompt_text or bool(results.chat_template)
     if has_template:
