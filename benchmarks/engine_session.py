@@ -30,7 +30,7 @@ from benchmarks.runs import read_json, run_mless_here, say, write_json
 from harness.engines import vllm_engine
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import find_changed_layers
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import EngineError
 from harness.experiment.generation_settings import Sampling
@@ -283,7 +283,7 @@ def run_session(folder: Path, request_count: int) -> dict[str, Any]:
     """
     session = Session(folder, request_count)
     layer_count = read_json(folder / "model" / "config.json")["num_hidden_layers"]
-    layers = opened_layers(session.config.interventions)
+    layers = find_changed_layers(session.config.interventions)
     recording = {"recorded": list(range(layer_count)), "set_count": QUERY_SET_COUNT}
     options = {"plain": {}, "hooks": {"interventions": {"layers": layers | recording}}}
     if find_spec("triton"):

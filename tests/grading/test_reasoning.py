@@ -2,7 +2,7 @@ import pytest
 
 from harness import grade
 from harness.execution.sample_grading import grade_job
-from harness.experiment.prompts.built_prompts import measure_prompt
+from harness.experiment.prompts.built_prompts import tokenize_prompt
 from harness.experiment.prompts.prompt import Layout, Prompt, PromptSettings, Segment
 from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading.answer_extraction import read_answer
@@ -88,10 +88,10 @@ def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
     answered = Prompt(
         segments=(Segment("problem", f"2 + 2? {opening}"),),
         system_size=0,
-        answer=(Segment("separator", "It is"),),
+        answer_segments=(Segment("separator", "It is"),),
     )
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    built = measure_prompt(answered, PromptSettings(layout=Layout.RAW), model)
+    built = tokenize_prompt(answered, PromptSettings(layout=Layout.RAW), model)
     assert built.answer_prefix.split() == [*([closing] if closing else []), "It", "is"]
     assert (
         read_answer(
