@@ -33,7 +33,12 @@ from benchmarks.draws_calibration import DrawRates, designs, simulate_design
 from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
 from benchmarks.pooled_calibration import StudyRates, simulate_study, studies
 from benchmarks.runs import ROOT, make_parser, say
-from harness.analysis.paired_tests import estimate_difference, fewest_problems, holm, sign_flip_test
+from harness.analysis.paired_tests import (
+    count_needed_problems,
+    estimate_difference,
+    holm,
+    sign_flip_test,
+)
 from harness.analysis.power import minimal_detectable_effect
 
 Floats = npt.NDArray[np.float64]
@@ -107,7 +112,7 @@ class Rates:
 def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
     """Simulate the experiments of one cell and compute their rates."""
     rng = np.random.default_rng([seed, *_sort_key(cell)])
-    has_equivalence = cell.n >= fewest_problems(MARGIN)
+    has_equivalence = cell.n >= count_needed_problems(MARGIN)
     counts = np.zeros(5)
     for _ in range(experiments):
         changes = draw_changes(cell, rng)

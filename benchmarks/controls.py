@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.report import table
 from benchmarks.runs import ROOT, make_parser, say
-from harness.analysis.result_tables import make_leaderboard, records
+from harness.analysis.result_tables import list_rows, make_leaderboard
 from harness.execution.regrading import regrade
 from harness.grading import GRADERS
 from harness.runs.run_files import JOURNAL, RunFiles
@@ -174,7 +174,7 @@ def make_changed_run(control: Control, folder: Path) -> int:
 def describe_run(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Read verdict, sources, states and graders of the condition, as in `Control`."""
     board = make_leaderboard([Run.load(folder)])
-    (row,) = (row for row in records(board.comparison) if row["condition"] == CONDITION)
+    (row,) = (row for row in list_rows(board.comparison) if row["condition"] == CONDITION)
     mediators = board.side_tables["mediators"].set_index("condition")
     audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
     points = {

@@ -22,7 +22,7 @@ from harness.analysis.outcomes import (
     measure_accuracy,
     refuse_unpaired,
 )
-from harness.analysis.paired_tests import average_clusters, fewest_problems
+from harness.analysis.paired_tests import average_clusters, count_needed_problems
 from harness.analysis.sample_scores import NUMBER, TABLE_NUMBERS
 from harness.analysis.score_interval import t_interval
 from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NUMBERS, explain_unmeasured, judge
@@ -130,14 +130,14 @@ class Design:
             condition if baseline_name == self.baseline else contrast_name(condition, baseline_name)
         )
 
-    def pair_contrasts(self) -> dict[str, tuple[str, str]]:
+    def read_contrasts(self) -> dict[str, tuple[str, str]]:
         """The condition of each contrast, and what it is compared with, by the name of its row."""
         return {
             self.name_row(contrast): read_contrast(contrast) for contrast in self.contrasts or ()
         }
 
     @property
-    def primary_row(self) -> str | None:
+    def primary_row_name(self) -> str | None:
         """The name of the primary contrast's row, if there is one."""
         return None if self.primary is None else self.name_row(self.primary)
 
@@ -148,15 +148,15 @@ class Design:
         the model's run did not register counts as any other. The difference of a reference
         condition is always a reference.
         """
-        unregistered_rows = {
-            (model_name, self.name_row(contrast)) for model_name, contrast in self.unregistered
-        }
-        is_registered = (model, row_name) not in unregistered_rows
-        is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
+        unregistered_row_names = [
+            self.name_row(contrast) for name, contrast in self.unregistered if name == model
+        ]
+        is_registered = row_name not in unregistered_row_names
+        is_contrast = self.contrasts is None or row_name in self.read_contrasts()
         role = "tested" if is_contrast and is_registered else "exploratory"
         if row_name in self.reference_conditions:
             role = "reference"
-        return {"role": role, "primary": is_registered and row_name == self.primary_row}
+        return {"role": role, "primary": is_registered and row_name == self.primary_row_name}
 
 
 _REQUIRED_COLUMNS = "model layout condition problem_id sample_index correct".split()
@@ -208,7 +208,7 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     rows: list[Row] = []
     for outcomes_by_condition in outcomes_by_setting.values():
         rows += _compare_conditions(outcomes_by_condition, design)
-    judge(rows, primary=design.primary_row)
+    judge(rows, primary=design.primary_row_name)
     model_column, layout_column, *further_columns = COMPARISON_COLUMNS
     columns = [model_column, layout_column, *design.by, *further_columns]
     return pandas.DataFrame(rows, columns=columns).astype(_TYPE_BY_COLUMN)
@@ -219,19 +219,23 @@ def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Desi
 
     A contrast of a condition that the setting lacks has no row.
     """
-    pair_by_row = {name: (name, design.baseline) for name in outcomes_by_condition}
-    pair_by_row |= design.pair_contrasts()
+    pair_by_row_name = {name: (name, design.baseline) for name in outcomes_by_condition}
+    pair_by_row_name |= design.read_contrasts()
     rows = []
-    for row_name, (condition, baseline_name) in pair_by_row.items():
+    for row_name, (condition, baseline_name) in pair_by_row_name.items():
         replicates = outcomes_by_condition.get(condition)
         baseline_replicates = outcomes_by_condition.get(baseline_name)
         if replicates and baseline_replicates:
             rows.append(_make_row(row_name, replicates, baseline_replicates, design))
-    # all outcomes of a setting have the same score and chance
+    # all outcomes of a setting have the same score and percentage by chance
     first_outcomes, *_ = next(iter(outcomes_by_condition.values()))
-    chance = first_outcomes.chance if first_outcomes.score == GOLD_FIRST else None
+    chance_percent = (
+        first_outcomes.chance_percent if first_outcomes.score_name == GOLD_FIRST else None
+    )
     for row in rows:
-        row["unmeasured"] = explain_unmeasured(row, rows, design.reference_conditions, chance)
+        row["unmeasured"] = explain_unmeasured(
+            row, rows, design.reference_conditions, chance_percent
+        )
     return rows
 
 
@@ -242,81 +246,90 @@ def _make_row(
     design: Design,
 ) -> Row:
     """The row of a condition or contrast, without its verdict."""
-    first_run = replicates[0]
-    baseline_run = baseline_replicates[0]
-    row = dict(first_run.setting) | {"condition": row_name, "baseline": baseline_run.condition}
+    outcomes = replicates[0]
+    baseline_outcomes = baseline_replicates[0]
+    row = dict(outcomes.setting) | {"condition": row_name, "baseline": baseline_outcomes.condition}
     model = str(row["model"])
     look_count = design.looks.get(model, 1)
-    row |= {"margin": design.margin, "looks": look_count, **measure_accuracy(first_run)}
-    if first_run is baseline_run:
+    row |= {"margin": design.margin, "looks": look_count, **measure_accuracy(outcomes)}
+    if outcomes is baseline_outcomes:
         return row | {"role": "baseline"}
     row |= design.describe_role(model, row_name)
-    row |= _compare_pair(baseline_run, first_run, design.margin, look_count)
+    row |= _compare_pair(baseline_outcomes, outcomes, design.margin, look_count)
     return row | _compare_replicates(baseline_replicates, replicates)
 
 
-def _compare_pair(baseline: Outcomes, outcomes: Outcomes, margin: float, look_count: int) -> Row:
+def _compare_pair(
+    baseline_outcomes: Outcomes, outcomes: Outcomes, margin: float, look_count: int
+) -> Row:
     """The difference of a condition from another, with intervals in points, p and flips."""
-    refuse_unpaired(baseline, outcomes)
-    changes = outcomes.right_by_draw - baseline.right_by_draw
-    difference = estimate_over_draws(changes, baseline.samples_by_draw, baseline.clusters)
+    refuse_unpaired(baseline_outcomes, outcomes)
+    changes = outcomes.right_by_draw - baseline_outcomes.right_by_draw
+    difference = estimate_over_draws(
+        changes, baseline_outcomes.samples_by_draw, baseline_outcomes.clusters
+    )
     # a score that is a number needs no answer, so all samples count as answered
     answered_difference = (
-        difference if outcomes.has_numbers else _estimate_answered(baseline, outcomes)
+        difference if outcomes.has_numbers else _estimate_answered(baseline_outcomes, outcomes)
     )
-    gains, losses = _count_flips(baseline, outcomes)
+    gains, losses = _count_flips(baseline_outcomes, outcomes)
     row = {
         "draws": len(changes),
         **to_points(difference),
         **to_points(answered_difference, ("answered_difference", "answered_low", "answered_high")),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
-        "is_direction_unknown": outcomes.score in TABLE_NUMBERS,
+        # `judge` reads it for the words of the verdict; the table has no such column
+        "is_direction_unknown": outcomes.score_name in TABLE_NUMBERS,
     }
-    # the sign-flip test errs on few numbers, so the row gets a t interval and no p
-    if outcomes.has_numbers and difference.clusters < FEWEST_CLUSTERS_OF_NUMBERS:
-        differences = 100 * changes.sum(axis=0) / baseline.sample_counts
-        row["low"], row["high"] = t_interval(*average_clusters(differences, baseline.clusters))
+    # the sign-flip test errs on few numbers, so the row gets no p, and its interval is replaced
+    if outcomes.has_numbers and difference.cluster_count < FEWEST_CLUSTERS_OF_NUMBERS:
+        problem_differences = 100 * changes.sum(axis=0) / baseline_outcomes.sample_counts
+        row["low"], row["high"] = t_interval(
+            *average_clusters(problem_differences, baseline_outcomes.clusters)
+        )
         return row | {"p": math.nan, "within_margin": False}
     return row | _test_difference(difference, outcomes, margin / 100, look_count)
 
 
 def _test_difference(
-    difference: Difference, outcomes: Outcomes, margin: float, look_count: int
+    difference: Difference, outcomes: Outcomes, margin_share: float, look_count: int
 ) -> Row:
     """The p-value of a difference, its equivalence interval, and whether it is within the margin.
 
     Both one-sided tests of equivalence (TOST) reject at alpha if the interval of level 1 - 2 alpha
-    lies within the margin, which is a share here. Look j at a growing run has the share 1 / j of
+    lies within the margin. Look j at a growing run has the share 1 / j of
     alpha, because each look can find equivalence by chance.
     """
     low, high = difference.interval(1 - 2 * ALPHA / look_count)
-    is_within_margin = -margin < low and high < margin
+    is_within_margin = -margin_share < low and high < margin_share
     # numbers of too few clusters are not tested at all
-    has_enough_clusters = outcomes.has_numbers or difference.clusters >= fewest_problems(margin)
+    has_enough_clusters = outcomes.has_numbers or difference.cluster_count >= count_needed_problems(
+        margin_share
+    )
     return {
         "p": difference.p,
         "equivalence_low": 100 * low,
         "equivalence_high": 100 * high,
         # a margin in points says nothing about numbers of another unit
-        "within_margin": is_within_margin and has_enough_clusters and outcomes.score != NUMBER,
+        "within_margin": is_within_margin and has_enough_clusters and outcomes.score_name != NUMBER,
     }
 
 
-def _estimate_answered(baseline: Outcomes, outcomes: Outcomes) -> Difference:
+def _estimate_answered(baseline_outcomes: Outcomes, outcomes: Outcomes) -> Difference:
     """The difference among answered samples.
 
     Samples are not matched across conditions. So the mean is over all pairs of a sample of each
     condition in which both are graded: samples**2 pairs of a problem with each draw.
     """
-    gained_pairs = outcomes.right_by_draw * baseline.graded_by_draw
-    lost_pairs = baseline.right_by_draw * outcomes.graded_by_draw
+    gained_pairs = outcomes.right_by_draw * baseline_outcomes.graded_by_draw
+    lost_pairs = baseline_outcomes.right_by_draw * outcomes.graded_by_draw
     return estimate_over_draws(
-        gained_pairs - lost_pairs, baseline.samples_by_draw**2, baseline.clusters
+        gained_pairs - lost_pairs, baseline_outcomes.samples_by_draw**2, baseline_outcomes.clusters
     )
 
 
-def _count_flips(baseline: Outcomes, outcomes: Outcomes) -> tuple[float, float]:
+def _count_flips(baseline_outcomes: Outcomes, outcomes: Outcomes) -> tuple[float, float]:
     """Numbers of problems that change from wrong to right, and from right to wrong.
 
     With several samples per problem, both are means over the pairs of a sample before and a sample
@@ -329,13 +342,14 @@ def _count_flips(baseline: Outcomes, outcomes: Outcomes) -> tuple[float, float]:
     """
     if outcomes.has_numbers:
         return math.nan, math.nan
-    sample_counts = baseline.samples_by_draw
+    sample_counts = baseline_outcomes.samples_by_draw
     right_counts = outcomes.right_by_draw
-    baseline_right_counts = baseline.right_by_draw
-    # of a problem, each sample makes a pair with every sample of the same draw on the other side
-    pair_count = baseline.denominator * sample_counts.max()
-    gains = ((sample_counts - baseline_right_counts) * right_counts).sum() / pair_count
-    losses = (baseline_right_counts * (sample_counts - right_counts)).sum() / pair_count
+    baseline_right_counts = baseline_outcomes.right_by_draw
+    # Each problem has draws x n x n pairs: in a draw, each of its n samples on one side makes a
+    # pair with each of the n on the other side. The denominator is already draws x n.
+    pairs_per_problem = baseline_outcomes.denominator * sample_counts.max()
+    gains = ((sample_counts - baseline_right_counts) * right_counts).sum() / pairs_per_problem
+    losses = (baseline_right_counts * (sample_counts - right_counts)).sum() / pairs_per_problem
     return gains, losses
 
 
@@ -345,25 +359,25 @@ def _compare_replicates(
     """The A/A columns: what changes if both sides are run again. Empty if a side was run once."""
     if min(len(baseline_replicates), len(replicates)) < 2:
         return {}
-    first_run, repeat_run, *_ = replicates
-    baseline_run, baseline_repeat, *_ = baseline_replicates
-    refuse_unpaired(baseline_run, baseline_repeat)
-    refuse_unpaired(baseline_run, repeat_run)
-    changes = first_run.right_counts - baseline_run.right_counts
-    repeat_changes = repeat_run.right_counts - baseline_repeat.right_counts
-    flips = sum(_count_flips(first_run, repeat_run))
-    flips += sum(_count_flips(baseline_run, baseline_repeat))
+    first_outcomes, repeat_outcomes, *_ = replicates
+    baseline_outcomes, baseline_repeat_outcomes, *_ = baseline_replicates
+    refuse_unpaired(baseline_outcomes, baseline_repeat_outcomes)
+    refuse_unpaired(baseline_outcomes, repeat_outcomes)
+    changes = first_outcomes.right_counts - baseline_outcomes.right_counts
+    repeat_changes = repeat_outcomes.right_counts - baseline_repeat_outcomes.right_counts
+    flips = sum(_count_flips(first_outcomes, repeat_outcomes))
+    flips += sum(_count_flips(baseline_outcomes, baseline_repeat_outcomes))
     row: Row = {
-        "aa_difference": 100 * (repeat_changes - changes).mean() / first_run.denominator,
+        "aa_difference": 100 * (repeat_changes - changes).mean() / first_outcomes.denominator,
         "aa_flips": flips / 2,
     }
-    counts = repeat_run.completion_counts
-    baseline_counts = baseline_repeat.completion_counts
-    if counts is None or baseline_counts is None:
+    completion_counts = repeat_outcomes.completion_counts
+    baseline_completion_counts = baseline_repeat_outcomes.completion_counts
+    if completion_counts is None or baseline_completion_counts is None:
         return row
     return row | {
-        "aa_changed": counts.changed + baseline_counts.changed,
-        "aa_samples": counts.total + baseline_counts.total,
+        "aa_changed": completion_counts.changed + baseline_completion_counts.changed,
+        "aa_samples": completion_counts.total + baseline_completion_counts.total,
     }
 
 
@@ -379,8 +393,8 @@ def _refuse_unknown(
                 f"{list_first([*outcomes_by_condition], 6)}. Name one of them as --baseline."
             )
     conditions = set().union(*outcomes_by_setting.values())
-    for pair in design.pair_contrasts().values():
-        for name in pair:
+    for condition_pair in design.read_contrasts().values():
+        for name in condition_pair:
             if name not in conditions:
                 raise ComparisonError(
                     f"There is no condition {name!r}: expected one of "

@@ -52,9 +52,9 @@ class CrossedDifference:
         return self.paired_difference.difference
 
     @property
-    def clusters(self) -> int:
+    def cluster_count(self) -> int:
         """The number of clusters."""
-        return self.paired_difference.clusters
+        return self.paired_difference.cluster_count
 
     @property
     def p(self) -> float:

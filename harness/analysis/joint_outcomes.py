@@ -38,8 +38,8 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     # First runs are needed twice: in the row of their own condition, and in the row of all
     # conditions, whose title stands in the column `condition`.
     row_title = f"all {frame['condition'].nunique()} conditions"
-    first_runs = samples[samples["replicate"] == 0].assign(condition=row_title)
-    sample_groups = pandas.concat([first_runs, samples]).groupby(
+    first_samples = samples[samples["replicate"] == 0].assign(condition=row_title)
+    sample_groups = pandas.concat([first_samples, samples]).groupby(
         [*row_columns, "problem_id", "draw", "sample_index"], observed=True, sort=False
     )
     correctness = sample_groups["correct"]

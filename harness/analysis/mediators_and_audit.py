@@ -81,8 +81,8 @@ def audit_table(
     # a sample that a grader did not judge is neither right nor wrong: NaN, which `mean` skips
     scores = scores.astype(dict.fromkeys(graders, float))
     accuracies = 100 * scores.groupby(key_columns, observed=True, sort=False)[graders].mean()
-    problems = scores.groupby([*key_columns, "problem_id"], observed=True, sort=False)
-    problem_means = problems[graders].mean()
+    problem_groups = scores.groupby([*key_columns, "problem_id"], observed=True, sort=False)
+    problem_means = problem_groups[graders].mean()
     is_baseline = problem_means.index.isin([baseline], level="condition")
     baseline_means = problem_means[is_baseline].droplevel("condition")
     # the baseline has no difference from itself

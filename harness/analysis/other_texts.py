@@ -64,16 +64,20 @@ def text_table(
         reference_conditions: By name.
         baseline: The condition that the others are compared with.
     """
-    text_names_by_family = _group_texts(conditions, reference_conditions)
+    text_names_by_condition_and_family = _group_texts(conditions, reference_conditions)
     rows = []
     for setting, outcomes_by_condition in outcomes_by_setting.items():
-        first_runs = {name: replicates[0] for name, replicates in outcomes_by_condition.items()}
-        for (condition, family), text_names in text_names_by_family.items():
-            text_outcomes = [first_runs[name] for name in text_names if name in first_runs]
-            if condition in first_runs and text_outcomes:
+        outcomes_by_name = {
+            name: replicates[0] for name, replicates in outcomes_by_condition.items()
+        }
+        for (condition, family), text_names in text_names_by_condition_and_family.items():
+            text_outcomes = [
+                outcomes_by_name[name] for name in text_names if name in outcomes_by_name
+            ]
+            if condition in outcomes_by_name and text_outcomes:
                 row = {**dict(setting), "condition": condition, "kind": family.replace("_", " ")}
                 row |= _compare_with_texts(
-                    first_runs[condition], first_runs[baseline], text_outcomes
+                    outcomes_by_name[condition], outcomes_by_name[baseline], text_outcomes
                 )
                 rows.append(row)
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
@@ -101,37 +105,45 @@ def _group_texts(
     for fields in fields_by_text.values():
         # of a log, the condition's name stands for its location
         location_by_condition.setdefault(fields["of"], fields["of"])
-    text_names_by_family = defaultdict(list)
+    text_names_by_condition_and_family = defaultdict(list)
     for condition_name, location in location_by_condition.items():
         for text_name, fields in fields_by_text.items():
             if location_by_condition[fields["of"]] == location:
-                text_names_by_family[condition_name, fields["family"]].append(text_name)
-    return text_names_by_family
+                text_names_by_condition_and_family[condition_name, fields["family"]].append(
+                    text_name
+                )
+    return text_names_by_condition_and_family
 
 
 def _compare_with_texts(
-    outcomes: Outcomes, baseline: Outcomes, text_outcomes: Sequence[Outcomes]
+    condition_outcomes: Outcomes, baseline_outcomes: Outcomes, text_outcomes: Sequence[Outcomes]
 ) -> Row:
     """The columns of a condition beside the texts of one family.
 
     Args:
-        outcomes: Those of the condition.
-        baseline: Those of the baseline.
+        condition_outcomes: Those of the condition.
+        baseline_outcomes: Those of the baseline.
         text_outcomes: Those of each other text.
     """
     # [text] the tested filler is the first of them
-    right_totals = np.array([run.right_counts.sum() for run in (outcomes, *text_outcomes)])
-    baseline_total = baseline.right_counts.sum()
-    sample_total = baseline.sample_counts.sum()
+    right_totals = np.array(
+        [outcomes.right_counts.sum() for outcomes in (condition_outcomes, *text_outcomes)]
+    )
+    baseline_total = baseline_outcomes.right_counts.sum()
+    sample_total = baseline_outcomes.sample_counts.sum()
     # divided last, so that equal numbers of right samples give equal differences
     effect, *effects = (100 * (right_totals - baseline_total) / sample_total).tolist()
     row: Row = {"texts": len(text_outcomes), "effects": effects, "effect": effect}
     row |= place_effect(effect, np.array(effects), 100 * baseline_total / sample_total)
     if len(text_outcomes) >= FEWEST_TEXTS:
         # [text, problem]: each text is what `estimate_crossed` calls a prompt
-        changes = outcomes.right_counts - np.array([run.right_counts for run in text_outcomes])
+        changes = condition_outcomes.right_counts - np.array(
+            [outcomes.right_counts for outcomes in text_outcomes]
+        )
         difference = estimate_crossed(
-            changes, np.broadcast_to(outcomes.sample_counts, changes.shape), outcomes.clusters
+            changes,
+            np.broadcast_to(condition_outcomes.sample_counts, changes.shape),
+            condition_outcomes.clusters,
         )
         row |= to_points(difference, ("difference", "new_low", "new_high"))
         row["new_p"] = difference.p
@@ -139,19 +151,19 @@ def _compare_with_texts(
     return row
 
 
-def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pandas.DataFrame:
+def place_contrasts(comparison: pandas.DataFrame, text_frame: pandas.DataFrame) -> pandas.DataFrame:
     """The comparison with the place of each condition among other texts.
 
     A place is shown only if it is the same for all families.
 
     Args:
         comparison: From `baseline_comparison.compare_outcomes`.
-        texts: From `text_table`.
+        text_frame: From `text_table`.
     """
     key_columns = ["model", "layout", "condition"]
-    family_places = texts.groupby(key_columns)["place"]
+    place_groups = text_frame.groupby(key_columns)["place"]
     places = (
-        family_places.first().where(family_places.nunique() == 1, NOT_SHOWN).rename("other_texts")
+        place_groups.first().where(place_groups.nunique() == 1, NOT_SHOWN).rename("other_texts")
     )
     # the comparison has this column, but it is still empty
     return comparison.drop(columns="other_texts").merge(places, "left", on=key_columns)

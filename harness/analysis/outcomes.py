@@ -45,7 +45,7 @@ class Outcomes:
     Attributes:
         setting: The columns that the table is split by.
         condition: The condition's name.
-        replicate: 0 in the first run, 1 in the repeat run.
+        replicate_index: 0 in the first run, 1 in the repeat run.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are a cluster each.
         right_by_draw: [draw, problem] Right samples, by the draw of examples.
@@ -54,8 +54,8 @@ class Outcomes:
         samples_by_draw: [draw, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing. Messages and
             the column `repeats` show it.
-        score: What is counted; see `sample_scores.choose_score`.
-        chance: The mean percentage of the frame's gold answers that come first by chance.
+        score_name: What is counted; see `sample_scores.choose_score`.
+        chance_percent: The mean percentage of the frame's gold answers that come first by chance.
         completion_counts: Of a repeat run; None in a first run, or if completions are unknown.
 
     With a score such as pass@4 (`sample_scores`), the three tables count what the score is a share
@@ -64,21 +64,21 @@ class Outcomes:
 
     setting: Setting
     condition: str
-    replicate: int
+    replicate_index: int
     problem_ids: npt.NDArray[Any]
     clusters: Integers
     right_by_draw: Integers
     graded_by_draw: Integers
     samples_by_draw: Integers
     repeats: int
-    score: str | None
-    chance: float
+    score_name: str | None
+    chance_percent: float
     completion_counts: CompletionCounts | None
 
     @property
     def has_numbers(self) -> bool:
         """Whether the score is a mean of numbers."""
-        return self.score in MEAN_SCORES
+        return self.score_name in MEAN_SCORES
 
     @property
     def right_counts(self) -> Integers:
@@ -99,8 +99,8 @@ class Outcomes:
     def name(self) -> str:
         """Setting, condition and replicate, for messages."""
         fields = dict(self.setting) | {"condition": self.condition}
-        if self.replicate:
-            fields["replicate"] = self.replicate
+        if self.replicate_index:
+            fields["replicate"] = self.replicate_index
         return ", ".join(f"{column} {value}" for column, value in fields.items())
 
 
@@ -109,7 +109,7 @@ OutcomesByCondition = Mapping[str, Sequence[Outcomes]]
 
 
 def count_outcomes(
-    frame: pandas.DataFrame, by: Sequence[str] = (), score: str | None = None
+    frame: pandas.DataFrame, by: Sequence[str] = (), score_name: str | None = None
 ) -> list[Outcomes]:
     """Count the outcomes of all models, layouts, conditions and replicates, in the frame's order.
 
@@ -119,7 +119,7 @@ def count_outcomes(
             are of the first run; without a column cluster each problem is a cluster. The column
             completion shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
-        score: See `sample_scores.choose_score`; maj@k needs the column answer.
+        score_name: See `sample_scores.choose_score`; maj@k needs the column answer.
 
     Raises:
         ComparisonError: a sample occurs twice or has no verdict, or there are fewer samples than
@@ -129,8 +129,8 @@ def count_outcomes(
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
     # users cannot request a score of MEAN_SCORES, so one that is given has been chosen already
-    if score not in MEAN_SCORES:
-        score = choose_score(frame, score)
+    if score_name not in MEAN_SCORES:
+        score_name = choose_score(frame, score_name)
     setting_columns = ["model", "layout", *by]
     condition_columns = [*setting_columns, "condition"]
     run_columns = [*condition_columns, "replicate"]
@@ -139,8 +139,8 @@ def count_outcomes(
     # The tables below number problems by their rows here. All samples of a problem have the same
     # cluster.
     problems = frame.drop_duplicates("problem_id")
-    clusters = problems.get("cluster", problems["problem_id"])
-    sums = _sum_by_draw(frame, run_columns, score)
+    cluster_names = problems.get("cluster", problems["problem_id"])
+    sums = _sum_by_draw(frame, run_columns, score_name)
     groups: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
     outcomes = []
     for (*setting, condition, replicate), run_sums in groups:
@@ -152,16 +152,16 @@ def count_outcomes(
             Outcomes(
                 setting=tuple(zip(setting_columns, setting, strict=True)),
                 condition=str(condition),
-                replicate=int(replicate),
+                replicate_index=int(replicate),
                 problem_ids=problems["problem_id"].iloc[table.index].to_numpy(),
                 # numbered anew, because a split by subject or level has only some of the clusters
-                clusters=pandas.factorize(clusters.iloc[table.index])[0],
+                clusters=pandas.factorize(cluster_names.iloc[table.index])[0],
                 right_by_draw=table["right"].to_numpy().T,
                 graded_by_draw=table["graded"].to_numpy().T,
                 samples_by_draw=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
-                score=score,
-                chance=float(np.mean(frame.get("chance", CHANCE_PERCENT))),
+                score_name=score_name,
+                chance_percent=float(np.mean(frame.get("chance", CHANCE_PERCENT))),
                 completion_counts=completion_counts.get((*setting, condition, replicate)),
             )
         )
@@ -169,7 +169,7 @@ def count_outcomes(
 
 
 def _sum_by_draw(
-    frame: pandas.DataFrame, run_columns: list[str], score: str | None
+    frame: pandas.DataFrame, run_columns: list[str], score_name: str | None
 ) -> pandas.DataFrame:
     """The sums of `sum_samples` for each replicate, problem and draw of examples.
 
@@ -183,13 +183,13 @@ def _sum_by_draw(
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
-    if score in MEAN_SCORES:
-        samples[score] = frame[SCORE_COLUMN if score in TABLE_NUMBERS else score]
-    if score == FRACTION:
-        samples[score] *= 100  # in percent
+    if score_name in MEAN_SCORES:
+        samples[score_name] = frame[SCORE_COLUMN if score_name in TABLE_NUMBERS else score_name]
+    if score_name == FRACTION:
+        samples[score_name] *= 100  # in percent
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED_VERDICTS)
-    return sum_samples(samples, [*run_columns, "problem", "draw"], score)
+    return sum_samples(samples, [*run_columns, "problem", "draw"], score_name)
 
 
 def _count_changed_completions(
@@ -234,44 +234,47 @@ def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, li
     """The outcomes of each setting by condition, with the replicates in order."""
     outcomes_by_setting: dict[Setting, dict[str, list[Outcomes]]] = {}
     # the sort is stable, so within a replicate the conditions keep the order of the frame
-    for replicate in sorted(outcomes, key=attrgetter("replicate")):
-        outcomes_by_condition = outcomes_by_setting.setdefault(replicate.setting, {})
-        outcomes_by_condition.setdefault(replicate.condition, []).append(replicate)
+    for condition_outcomes in sorted(outcomes, key=attrgetter("replicate_index")):
+        outcomes_by_condition = outcomes_by_setting.setdefault(condition_outcomes.setting, {})
+        outcomes_by_condition.setdefault(condition_outcomes.condition, []).append(
+            condition_outcomes
+        )
     return outcomes_by_setting
 
 
-def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
+def refuse_unpaired(baseline_outcomes: Outcomes, outcomes: Outcomes) -> None:
     """Refuse two conditions that differ in their problems, numbers of samples or draws of examples.
 
     Raises:
         ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
-    # first each side by itself: a side that lacks samples would otherwise be refused below, for
+    # first each condition by itself: one that lacks samples would otherwise be refused below, for
     # another number of samples
-    for side in (baseline, outcomes):
-        is_incomplete = side.sample_counts < side.denominator
+    for condition_outcomes in (baseline_outcomes, outcomes):
+        is_incomplete = condition_outcomes.sample_counts < condition_outcomes.denominator
         if is_incomplete.any():
             raise ComparisonError(
-                f"{side.name}: samples are missing: expected {side.repeats} of each "
-                f"problem, not of {list_first([*map(str, side.problem_ids[is_incomplete])])}."
+                f"{condition_outcomes.name}: samples are missing: expected "
+                f"{condition_outcomes.repeats} of each problem, not of "
+                f"{list_first([*map(str, condition_outcomes.problem_ids[is_incomplete])])}."
             )
-    baseline_text = f"the baseline {baseline.condition}"
     problem_ids = set(outcomes.problem_ids)
-    baseline_ids = set(baseline.problem_ids)
+    baseline_ids = set(baseline_outcomes.problem_ids)
     if unshared_text := list_first(sorted(map(str, problem_ids ^ baseline_ids))):
         raise ComparisonError(
-            f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problem_ids)} "
-            f"against {len(baseline_ids)}; only one has {unshared_text}. --common compares the "
-            "problems that both have."
+            f"{outcomes.name}: its problems are not those of the baseline "
+            f"{baseline_outcomes.condition}: {len(problem_ids)} against {len(baseline_ids)}; only "
+            f"one has {unshared_text}. --common compares the problems that both have."
         )
-    if baseline.denominator != outcomes.denominator:
+    if baseline_outcomes.denominator != outcomes.denominator:
         raise ComparisonError(
-            f"{outcomes.name}: expected {baseline.repeats} samples per problem as {baseline_text} "
-            f"has, got {outcomes.repeats}."
+            f"{outcomes.name}: expected {baseline_outcomes.repeats} samples per problem as "
+            f"the baseline {baseline_outcomes.condition} has, got {outcomes.repeats}."
         )
-    if not np.array_equal(baseline.samples_by_draw, outcomes.samples_by_draw):
+    if not np.array_equal(baseline_outcomes.samples_by_draw, outcomes.samples_by_draw):
         raise ComparisonError(
-            f"{outcomes.name}: its draws of examples are not those of {baseline_text}."
+            f"{outcomes.name}: its draws of examples are not those of the baseline "
+            f"{baseline_outcomes.condition}."
         )
 
 

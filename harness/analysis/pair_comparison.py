@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas
 
-from harness.analysis.result_tables import Leaderboard, list_conditions, make_leaderboard, records
+from harness.analysis.result_tables import Leaderboard, list_conditions, list_rows, make_leaderboard
 from harness.analysis.sample_scores import TABLE_NUMBERS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
@@ -33,11 +33,11 @@ class Side:
     run: Run
 
     @classmethod
-    def read(cls, name: str, metric: str | None = None, columns: str | None = None) -> Side:
+    def read(cls, side_text: str, metric: str | None = None, columns: str | None = None) -> Side:
         """Read a side.
 
         Args:
-            name: A run, a log or a table; `RUN:CONDITION` for a condition other than the
+            side_text: A run, a log or a table; `RUN:CONDITION` for a condition other than the
                 run's baseline.
             metric: Of a log of another task: see `Run.load`.
             columns: Of a table: see `Run.load`.
@@ -45,7 +45,7 @@ class Side:
         Raises:
             RunError: there is no such run, or no such condition in it, or a table has several.
         """
-        path, condition = _split_condition(name)
+        path, condition = _split_condition(side_text)
         try:
             run = Run.load(path, metric=metric, columns=columns)
             conditions = list_conditions(run)
@@ -86,16 +86,16 @@ def _choose_condition(run: Run, path: str, conditions: list[str]) -> str:
     return likely_condition
 
 
-def _split_condition(name: str) -> tuple[str, str]:
+def _split_condition(side_text: str) -> tuple[str, str]:
     """The path and the condition in `RUN:CONDITION`; "" stands for a condition that is not named.
 
     A path or a condition may contain a colon too, so the longest path that exists counts. If none
     exists, the path ends at the last colon.
     """
-    path_ends = [len(name), *(match.start() for match in re.finditer(":", name))]
-    existing_ends = [path_end for path_end in path_ends if Path(name[:path_end]).exists()]
+    path_ends = [len(side_text), *(match.start() for match in re.finditer(":", side_text))]
+    existing_ends = [path_end for path_end in path_ends if Path(side_text[:path_end]).exists()]
     path_end = max(existing_ends, default=path_ends[-1])
-    return name[:path_end], name[path_end + 1 :]
+    return side_text[:path_end], side_text[path_end + 1 :]
 
 
 def compare_pair(
@@ -118,10 +118,10 @@ def compare_pair(
     """
     _refuse_incomparable(old_side, new_side)
     old_run = old_side.run
-    new_run = new_side.run
+    runs = [old_run, new_side.run]
     side_names = [old_side.name, new_side.name]
     if old_side.name == new_side.name:
-        side_names = [old_run.name, new_run.name]
+        side_names = [run.name for run in runs]
     frame_by_condition = {side_names[0]: old_side.samples, side_names[1]: new_side.samples}
     positive_controls = _find_positive_controls(old_side)
     for name in positive_controls:
@@ -134,9 +134,9 @@ def compare_pair(
         "model": joined_frame["model"].iloc[0],
         "baseline": side_names[0],
         "reference_conditions": positive_controls,
-        "looks": max(run.about.get("looks", 1) for run in (old_run, new_run)),
+        "looks": max(run.about.get("looks", 1) for run in runs),
         "greedy": old_run.about.get("greedy"),
-        "receipts": list_comparable_receipts([old_run, new_run]),
+        "receipts": list_comparable_receipts(runs),
     }
     joined_run = Run(name=" ".join(side_names), about=about, read=lambda: joined_frame)
     return make_leaderboard([joined_run], score=score, common=common)
@@ -169,8 +169,8 @@ def _refuse_incomparable(old_side: Side, new_side: Side) -> None:
         )
 
 
-def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
-    """Judge whether the new side loses less than `points` compared with the old one.
+def check_not_worse(board: Leaderboard, margin: float) -> tuple[str, str]:
+    """Judge whether the new side loses less than a margin, in points, compared with the old one.
 
     Returns:
         `not worse`, `worse` (significantly), or `not shown`; and a sentence that explains it.
@@ -181,17 +181,17 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
     """
     if board.score in TABLE_NUMBERS:
         raise ConfigError("--not-worse-by: it is unknown whether higher scores are better.")
-    if not 0 < points < 100:
-        raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
-    (row,) = [row for row in records(board.comparison) if row["role"] == "tested"]
+    if not 0 < margin < 100:
+        raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {margin:g}.")
+    (row,) = [row for row in list_rows(board.comparison) if row["role"] == "tested"]
     condition = row["condition"]
     if row["verdict"] == "unmeasured":
         return "not shown", f"Not shown: {row['unmeasured']}."
     # The interval of equivalence is the wider one for a run that grew after its table was printed,
     # because all looks at this run share alpha.
     lower_end = min(row["low"], row["equivalence_low"])
-    margin_text = f"{points:g} {'point' if points == 1 else 'points'}"
-    if lower_end > -points:
+    margin_text = f"{margin:g} {'point' if margin == 1 else 'points'}"
+    if lower_end > -margin:
         return "not worse", (
             f"{condition} loses less than {margin_text}: the interval's lower end is "
             f"{lower_end:+.1f}."
@@ -200,7 +200,7 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
         return "worse", (
             f"{condition} is worse: {row['difference']:+.1f} points, p {row['p_adjusted']:.3g}."
         )
-    sample_text = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
+    sample_text = f"{estimate_sample(row, margin, row['problems'], side_count=1):,} problems"
     # from this number of draws on, the interval is for new draws, which must grow in number too
     if row["draws"] >= FEWEST_DRAWS:
         sample_text += ", and as many times the draws of examples,"

@@ -42,7 +42,7 @@ class PairedDifference:
     Attributes:
         difference: The mean over problems, as a share.
         p: Two-sided p-value of the true mean being 0.
-        clusters: The number of clusters.
+        cluster_count: The number of clusters.
         gains: The number of clusters that changed in the direction of the difference.
         losses: The number that changed in the other direction.
         subset_means: [2, pattern] For each random sign pattern, the smaller and the larger of two
@@ -52,7 +52,7 @@ class PairedDifference:
 
     difference: float
     p: float
-    clusters: int
+    cluster_count: int
     gains: int
     losses: int
     subset_means: Floats
@@ -107,10 +107,10 @@ class PairedDifference:
 
     def _limit_above_observed(self, change_count: int, alpha: float) -> float:
         """The exact upper limit of a share of clusters, less the observed share."""
-        if change_count == self.clusters:
+        if change_count == self.cluster_count:
             return 0.0
-        limit = betaincinv(change_count + 1, self.clusters - change_count, 1 - alpha / 2)
-        return float(limit) - change_count / self.clusters
+        limit = betaincinv(change_count + 1, self.cluster_count - change_count, 1 - alpha / 2)
+        return float(limit) - change_count / self.cluster_count
 
 
 def estimate_difference(
@@ -144,7 +144,7 @@ def estimate_difference(
     return PairedDifference(
         difference=float(problem_changes.mean()) / repeats,
         p=sign_flip_test(cluster_sums),
-        clusters=len(cluster_sums),
+        cluster_count=len(cluster_sums),
         gains=int((directed_sums > 0).sum()),
         losses=int((directed_sums < 0).sum()),
         subset_means=subset_means / repeats,
@@ -201,8 +201,8 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     if greatest_sum > EXACT_SIGN_FLIPS:
         # a pattern's sum: the magnitudes with a plus less the others = 2 * plus sum - greatest sum
         plus_sums = _draw_plus_counts(counts) @ magnitudes
-        extreme_patterns = int((np.abs(2 * plus_sums - greatest_sum) >= observed_sum).sum())
-        return (1 + extreme_patterns) / (1 + SIGN_PATTERNS)
+        extreme_pattern_count = int((np.abs(2 * plus_sums - greatest_sum) >= observed_sum).sum())
+        return (1 + extreme_pattern_count) / (1 + SIGN_PATTERNS)
     # chances[s]: the chance that the magnitudes with a plus add up to s; 0 before the first of them
     chances: Floats = np.ones(1)
     for magnitude, count in zip(magnitudes.tolist(), counts.tolist(), strict=True):
@@ -217,8 +217,8 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     return min(1.0, 2 * float(chances[: (greatest_sum - observed_sum) // 2 + 1].sum()))
 
 
-def fewest_problems(margin: float) -> int:
-    """The problems that equivalence within the margin needs: (1 - margin)^n is at most 0.05.
+def count_needed_problems(margin: float) -> int:
+    """The number n of problems that equivalence needs: (1 - margin)^n is at most 0.05.
 
     It guards against an effect that no interval can show: only a share `margin` of all problems
     changes, from right to wrong or back, and none of them is in the sample. The number is about 3 /

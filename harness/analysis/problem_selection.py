@@ -115,15 +115,15 @@ def _list_matches(source: Source, criterion: Criterion) -> list[AnsweredProblem]
     if criterion.flip:
         chosen_outcomes = FLIP_DIRECTIONS if criterion.flip == EITHER_FLIP else (criterion.flip,)
         problems = [problem for problem in problems if problem.outcome in chosen_outcomes]
-    fewest_problems = criterion.n or 1
-    if len(problems) < fewest_problems:
+    least_problem_count = criterion.n or 1
+    if len(problems) < least_problem_count:
         counts_text = "".join(
             f", {outcome.replace('_', ' ')} {count}"
             for outcome, count in count_flips(source, criterion).items()
         )
         raise ConfigError(
             f"{source.name}: the selection has {len(problems)} problems, fewer than "
-            f"{fewest_problems}{counts_text}."
+            f"{least_problem_count}{counts_text}."
         )
     return problems
 

@@ -73,11 +73,13 @@ def make_leaderboard(
     by = [*by, *runs[0].about.get("by", ())]
     frame, omitted_count = _keep_shared_problems(join_samples(runs), common=common)
     score = choose_score(frame, score)
-    all_references = _join_reference_conditions(runs)
-    design = replace(_make_design(runs, all_references, baseline=baseline, by=by), score=score)
+    reference_conditions = _join_reference_conditions(runs)
+    design = replace(
+        _make_design(runs, reference_conditions, baseline=baseline, by=by), score=score
+    )
     # a reference condition belongs to the baseline of its run and says nothing about another
-    omitted_conditions = all_references.keys() - {design.baseline, *design.reference_conditions}
-    frame = _sort_by_columns(frame[~frame["condition"].isin(omitted_conditions)], by)
+    omitted_names = reference_conditions.keys() - {design.baseline, *design.reference_conditions}
+    frame = _sort_by_columns(frame[~frame["condition"].isin(omitted_names)], by)
     # a problem's text is that of the first run: in logs of other tasks it may differ by model
     problems = frame.drop_duplicates("problem_id")
     cluster_count = problems.get("cluster", problems["problem_id"]).nunique()
@@ -188,13 +190,18 @@ def _make_side_tables(
     # runs with log-probabilities and tables of other programs have no completions
     lacks_completions = design.score == GOLD_FIRST or frame["next_question"].isna().all()
     samples_with_completions = frame[:0] if lacks_completions else frame
-    references = design.reference_conditions
     # a score such as pass@4 judges all samples of a problem together, and none by itself
-    judged_samples = frame[:0] if design.score else frame[~frame["condition"].isin([*references])]
+    judged_samples = (
+        frame[:0]
+        if design.score
+        else frame[~frame["condition"].isin([*design.reference_conditions])]
+    )
     return {
         "answers": answer_table(frame, comparison, design),
         "together": together_table(judged_samples, by=design.by),
-        "texts": text_table(outcomes_by_setting, conditions, references, design.baseline),
+        "texts": text_table(
+            outcomes_by_setting, conditions, design.reference_conditions, design.baseline
+        ),
         "mediators": mediator_table(samples_with_completions, by=design.by),
         "audit": audit_table(samples_with_completions, baseline=design.baseline, by=design.by),
     }
@@ -274,8 +281,8 @@ def list_conditions(run: Run) -> list[str]:
     return list(run.samples["condition"].astype(str).unique())
 
 
-def records(frame: pandas.DataFrame) -> list[Row]:
+def list_rows(frame: pandas.DataFrame) -> list[Row]:
     """Rows as mappings, with None for missing values."""
-    objects: Any = frame.astype(object)
+    object_frame: Any = frame.astype(object)
     # JSON has no NaN
-    return list(objects.where(frame.notna(), None).to_dict("records"))
+    return list(object_frame.where(frame.notna(), None).to_dict("records"))

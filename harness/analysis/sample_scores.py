@@ -23,7 +23,7 @@ TABLE_NUMBERS = (FRACTION, NUMBER)
 """Both of them. Whether a higher number is better is unknown, because it may be a loss."""
 MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, *TABLE_NUMBERS)
 """Scores that are means of a column of numbers."""
-NUMBER_TEST = (
+NUMBER_NOTE = (
     "tested by sign flips of the differences of problems or clusters, of which it takes 50"
 )
 """How scores that are numbers are tested; part of their meaning."""
@@ -33,8 +33,8 @@ SCORE_MEANINGS = {
     "maj": "problems where the most frequent answer of the first k samples is right",
     GOLD_FIRST: "percentage of problems whose gold answer is likelier than all other answers that "
     f"are scored; by chance {CHANCE_PERCENT:g}, with choices 100 divided by their number",
-    FRACTION: f"mean of the scores in percent, whose better direction is unknown; {NUMBER_TEST}",
-    NUMBER: f"mean of the scores, whose better direction is unknown; {NUMBER_TEST}",
+    FRACTION: f"mean of the scores in percent, whose better direction is unknown; {NUMBER_NOTE}",
+    NUMBER: f"mean of the scores, whose better direction is unknown; {NUMBER_NOTE}",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
 MOST_SETS = 1_000_000
@@ -49,41 +49,41 @@ _count_combinations = np.frompyfunc(math.comb, 2, 1)
 """Binomial coefficients of arrays, as integers of any length."""
 
 
-def read_score(score: str) -> tuple[str, int]:
+def read_score(score_name: str) -> tuple[str, int]:
     """The kind and the k of a score such as `pass@4`.
 
     Raises:
         ConfigError: it is not written as a score.
     """
-    match = re.fullmatch(r"(avg|pass|maj)@([1-9]\d*)", score)
+    match = re.fullmatch(r"(avg|pass|maj)@([1-9]\d*)", score_name)
     if match is None:
         raise ConfigError(
-            f"score: expected avg@K, pass@K or maj@K with K from 1 on, got {score!r}."
+            f"score: expected avg@K, pass@K or maj@K with K from 1 on, got {score_name!r}."
         )
     return match[1], int(match[2])
 
 
-def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
+def choose_score(frame: pandas.DataFrame, score_name: str | None) -> str | None:
     """The score of a frame of samples: the requested one, or that of its endpoint.
 
     Raises:
         ConfigError: there is no such score, or another than that of the endpoint was requested.
     """
     if ANSWER_LOGPROB in frame:
-        if score not in (None, GOLD_FIRST):
+        if score_name not in (None, GOLD_FIRST):
             raise ConfigError(
-                f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score!r}."
+                f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score_name!r}."
             )
         return GOLD_FIRST
     scale = _find_scale(frame) if SCORE_COLUMN in frame else None
-    if not score:
+    if not score_name:
         return scale
-    kind, _ = read_score(score)
+    kind, _ = read_score(score_name)
     if scale:
-        raise ConfigError(f"score {score}: expected right or wrong samples, got numbers.")
+        raise ConfigError(f"score {score_name}: expected right or wrong samples, got numbers.")
     if kind == "maj" and SCORE_COLUMN in frame and frame["answer"].isna().all():
-        raise ConfigError(f"score {score}: expected answers, of which a table has none.")
-    return score
+        raise ConfigError(f"score {score_name}: expected answers, of which a table has none.")
+    return score_name
 
 
 def _find_scale(frame: pandas.DataFrame) -> str | None:
@@ -106,9 +106,9 @@ def _find_scale(frame: pandas.DataFrame) -> str | None:
 
 
 def sum_samples(
-    samples: pandas.DataFrame, prompt_columns: list[str], score: str | None
+    samples: pandas.DataFrame, prompt_columns: list[str], score_name: str | None
 ) -> pandas.DataFrame:
-    """The numbers of right samples and of all samples of each prompt, with `score` as their ratio.
+    """The numbers of right samples and of all samples of each prompt; their ratio is the score.
 
     avg@k is the share of right samples, as this is also the mean over all sets of k samples. pass@k
     is the share of sets of k samples that have a right one: 1 - C(n - c, k) / C(n, k) if c of n
@@ -119,7 +119,7 @@ def sum_samples(
         samples: One row per sample with `prompt_columns`, sample_index, answer, right and graded;
             for a score of `MEAN_SCORES` also its column.
         prompt_columns: The columns that name a run, a condition, a prompt and a problem.
-        score: See `read_score`. None counts the samples, of which there may be one.
+        score_name: See `read_score`. None counts the samples, of which there may be one.
 
     Returns:
         [prompt and problem] The columns right and samples, whose ratio is the score; graded, those
@@ -133,35 +133,37 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    sample_counts = samples[[*prompt_columns, "right", "graded"]].assign(samples=1, repeats=1)
-    if score in MEAN_SCORES:
+    counted_samples = samples[[*prompt_columns, "right", "graded"]].assign(samples=1, repeats=1)
+    if score_name in MEAN_SCORES:
         # A number becomes a ratio of integers, right / samples, as all other scores are. Tables
         # multiply this ratio by 100, so the number is divided by 100 here.
-        sample_counts["right"] = (samples[score] / 100 * MOST_SETS).round()
-        sample_counts["graded"] = sample_counts["samples"] = MOST_SETS
-        return _sum_by_prompt(sample_counts, prompt_columns)
+        counted_samples["right"] = (samples[score_name] / 100 * MOST_SETS).round()
+        counted_samples["graded"] = counted_samples["samples"] = MOST_SETS
+        return _sum_by_prompt(counted_samples, prompt_columns)
     # each sample counts by itself
-    if score is None or score == GOLD_FIRST:
-        return _sum_by_prompt(sample_counts, prompt_columns)
-    kind, k = read_score(score)
+    if score_name is None or score_name == GOLD_FIRST:
+        return _sum_by_prompt(counted_samples, prompt_columns)
+    kind, k = read_score(score_name)
     if kind == "maj":
         is_majority = _mark_majority(samples, prompt_columns, k)
         for column in ("right", "graded", "samples"):
-            sample_counts[column] *= is_majority
-    sums = _sum_by_prompt(sample_counts, prompt_columns)
+            counted_samples[column] *= is_majority
+    sums = _sum_by_prompt(counted_samples, prompt_columns)
     fewest_samples = sums["repeats"].min()
     if fewest_samples < max(k, 2):
         expected_text = f"K from 1 to {fewest_samples}" if fewest_samples > 1 else "several samples"
         raise ComparisonError(
-            f"score {score}: expected {expected_text}, as a problem has {fewest_samples} with one "
-            "prompt (draws of examples are different prompts)."
+            f"score {score_name}: expected {expected_text}, as a problem has {fewest_samples} with "
+            "one prompt (draws of examples are different prompts)."
         )
     return _count_sets(sums, k) if kind == "pass" else sums
 
 
-def _sum_by_prompt(sample_counts: pandas.DataFrame, prompt_columns: list[str]) -> pandas.DataFrame:
+def _sum_by_prompt(
+    counted_samples: pandas.DataFrame, prompt_columns: list[str]
+) -> pandas.DataFrame:
     """The sums over all samples of a problem with one prompt."""
-    return sample_counts.groupby(prompt_columns, **_GROUP_OPTIONS).sum().astype(np.int64)
+    return counted_samples.groupby(prompt_columns, **_GROUP_OPTIONS).sum().astype(np.int64)
 
 
 def _count_sets(sums: pandas.DataFrame, k: int) -> pandas.DataFrame:

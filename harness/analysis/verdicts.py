@@ -77,9 +77,11 @@ def _add_verdicts(tested_rows: Sequence[Row], family_count: int, *, least_p: flo
     p-value is multiplied by j. No adjusted p-value is below `least_p`.
     """
     look_counts = np.array([row.get("looks", 1) for row in tested_rows])
-    holm_p = holm([row["p"] for row in tested_rows])
-    adjusted_p = np.maximum(least_p, np.minimum(1, family_count * look_counts * holm_p))
-    for row, p_adjusted in zip(tested_rows, adjusted_p.tolist(), strict=True):
+    holm_p_values = holm([row["p"] for row in tested_rows])
+    adjusted_p_values = np.maximum(
+        least_p, np.minimum(1, family_count * look_counts * holm_p_values)
+    )
+    for row, p_adjusted in zip(tested_rows, adjusted_p_values.tolist(), strict=True):
         verdict = _choose_verdict(row, is_significant=p_adjusted < ALPHA)
         row |= {
             "tests": family_count * len(tested_rows),
@@ -114,16 +116,18 @@ def explain_unmeasured(
     row: Row,
     rows: Sequence[Row],
     reference_conditions: ReferenceConditions,
-    chance: float | None,
+    chance_percent: float | None,
 ) -> str | None:
     """Why a row of a setting's `rows` could not have shown equivalence; None if it could.
 
-    `chance` is the percentage of right problems by chance, if the score is `gold_first`.
+    `chance_percent` is the percentage of right problems by chance, if the score is `gold_first`.
     """
     if "difference" not in row:
         return None
-    if chance and all(setting_row["accuracy_low"] <= chance for setting_row in rows):
-        return f"{AT_CHANCE_REASON} {chance:.3g} %"
+    if chance_percent and all(
+        setting_row["accuracy_low"] <= chance_percent for setting_row in rows
+    ):
+        return f"{AT_CHANCE_REASON} {chance_percent:.3g} %"
     if math.isnan(row["p"]):
         return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
     pair_rows = [
@@ -138,8 +142,8 @@ def explain_unmeasured(
         if all(pair_row[end_column] == percent for pair_row in pair_rows):
             return f"both accuracies are {percent} %"
     for setting_row in rows:
-        fields = reference_conditions.get(setting_row["condition"], {})
-        is_control = fields.get("kind") == POSITIVE_CONTROL
+        reference_fields = reference_conditions.get(setting_row["condition"], {})
+        is_control = reference_fields.get("kind") == POSITIVE_CONTROL
         # the positive control must lower accuracy significantly
         if is_control and (setting_row["p"] >= ALPHA or setting_row["difference"] > 0):
             return "the positive control was not detected"
@@ -147,7 +151,7 @@ def explain_unmeasured(
 
 
 def estimate_sample(
-    row: Mapping[str, Any], margin: float, problem_count: int, *, sides: int
+    row: Mapping[str, Any], margin: float, problem_count: int, *, side_count: int
 ) -> int:
     """About how large a sample would show that a true difference of 0 is within a margin.
 
@@ -159,10 +163,10 @@ def estimate_sample(
         row: A row of the comparison.
         margin: In points, or in nats.
         problem_count: The number of problems, or of clusters, in this comparison.
-        sides: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
+        side_count: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
     """
     # equivalence can be missed on either side, so each side has half of the chance
-    alpha, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
+    alpha, miss_chance = (ALPHA / 2, 1 - POWER) if side_count == 1 else (ALPHA, (1 - POWER) / 2)
     quantile_ratio: float = -(ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2)
     half_length: float = (row["high"] - row["low"]) / 2
     # squared, because the length of an interval falls with the root of the number of problems

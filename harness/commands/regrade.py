@@ -47,7 +47,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     Args:
         grades: From `regrade_logs`.
     """
-    from harness.analysis.result_tables import records
+    from harness.analysis.result_tables import list_rows
     from harness.display.comparison_columns import text_column
     from harness.display.printed_tables import Table, render
     from harness.execution.regrading import LOG_FORM, MOST_LISTED_SAMPLES
@@ -73,7 +73,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         first_grades["gold"] = first_grades["gold"].str[-30:]
         first_grades["answer"] = first_grades["answer"].str[:30]
         columns = list(map(text_column, ("name", "gold", "answer", "verdict", "form")))
-        lines += ["", render([Table(table_title, records(first_grades), columns)])]
+        lines += ["", render([Table(table_title, list_rows(first_grades), columns)])]
     return "\n".join(lines)
 
 

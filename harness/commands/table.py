@@ -67,7 +67,7 @@ def table(
         baseline=baseline,
         score=score,
         common=common,
-        side_tables=[name for name in is_requested_by_table if is_requested_by_table[name]],
+        requested_keys=[name for name in is_requested_by_table if is_requested_by_table[name]],
         explain=explain,
     )
     loaded_runs = load_runs(runs, metrics=metric or [None], columns=columns, pool=pool)

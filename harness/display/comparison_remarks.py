@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from harness.analysis.paired_tests import fewest_problems
-from harness.analysis.result_tables import Leaderboard, records
+from harness.analysis.paired_tests import count_needed_problems
+from harness.analysis.result_tables import Leaderboard, list_rows
 from harness.analysis.sample_scores import NUMBER, SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
@@ -19,12 +19,12 @@ from harness.display.value_texts import (
     LEVEL_TEXT,
     define_flips,
     describe_repeat,
-    difference,
-    interval,
+    format_difference,
+    format_interval,
+    format_margin,
+    format_p_value,
     label,
-    p_value,
     plural,
-    points,
 )
 from harness.errors import list_first
 from harness.experiment.conditions import POSITIVE_CONTROL
@@ -102,10 +102,10 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
     warnings += _describe_places(board, tested_rows)
     # sentences are about all rows, so the row with the fewest draws decides
     draw_count = min(row["draws"] for row in compared_rows)
-    scope = _describe_scope(board, draw_count)
+    scope_text = _describe_scope(board, draw_count)
     remarks = [
         *_remark_roles(compared_rows, tested_rows),
-        *_remark_examples(board, draw_count, scope),
+        *_remark_examples(board, draw_count, scope_text),
     ]
     if board.score != NUMBER:
         remarks += _remark_sample_size(tested_rows, cluster_count, cluster_noun, draw_count)
@@ -122,9 +122,9 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
         margin = tested_rows[0]["margin"]
         facts |= {
             "adjustment": _describe_adjustment(board, tested_rows),
-            "examples": f" with {scope}" if scope else "",
+            "examples": f" with {scope_text}" if scope_text else "",
             "margin": margin,
-            "fewest": f", on at least {fewest_problems(margin / 100)} {cluster_noun}",
+            "fewest": f", on at least {count_needed_problems(margin / 100)} {cluster_noun}",
         }
     return Explanation(facts, warnings, remarks)
 
@@ -132,9 +132,9 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
 def _warn_of_data(board: Leaderboard) -> Iterator[str]:
     """Another score, ungraded samples, remarkable runs, problems that are left out."""
     if board.score:
-        # such as `pass@2`
-        kind = board.score.split("@")[0]
-        yield f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}."
+        # the meanings have the kind `pass` alone, and this score is such as `pass@2`
+        score_kind = board.score.split("@")[0]
+        yield f"{board.score} instead of accuracy: {SCORE_MEANINGS[score_kind]}."
     yield from warn_of_ungraded(board)
     yield from _warn_of_runs(board)
     if board.omitted_count:
@@ -149,7 +149,7 @@ def _remark_sample_size(
 ) -> Iterator[str]:
     """The sample that would make an inconclusive contrast equivalent, if none is large enough."""
     sample_sizes = [
-        estimate_sample(row, row["margin"], cluster_count, sides=2)
+        estimate_sample(row, row["margin"], cluster_count, side_count=2)
         for row in tested_rows
         if row["verdict"] == "inconclusive"
     ]
@@ -157,8 +157,8 @@ def _remark_sample_size(
     if least_size > cluster_count:
         draws_text = " and as many times the draws" if draw_count >= FEWEST_DRAWS else ""
         yield (
-            f"inconclusive: equivalence within {points(tested_rows[0]['margin'])} would need about "
-            f"{least_size:,} {cluster_noun}{draws_text}; here are {cluster_count:,}."
+            f"inconclusive: equivalence within {format_margin(tested_rows[0]['margin'])} would "
+            f"need about {least_size:,} {cluster_noun}{draws_text}; here are {cluster_count:,}."
         )
 
 
@@ -168,30 +168,35 @@ def _describe_scope(board: Leaderboard, draw_count: int) -> str:
     From FEWEST_DRAWS draws on, these are new draws: of examples, of instructions, or of both. With
     fewer draws they are the examples of the run.
     """
-    fewshots = [(run.get("settings") or {}).get("fewshot") or {} for run in board.receipts]
+    fewshot_settings = [
+        (receipt.get("settings") or {}).get("fewshot") or {} for receipt in board.receipts
+    ]
     if draw_count < FEWEST_DRAWS:
-        return "these examples" if draw_count > 1 or any(fewshots) else ""
-    if not all(fewshot.get("instructions") for fewshot in fewshots):
+        return "these examples" if draw_count > 1 or any(fewshot_settings) else ""
+    if not all(fewshot.get("instructions") for fewshot in fewshot_settings):
         # a run without instructions draws examples only
         return "new draws of examples"
-    if any(fewshot["num_fewshot"] for fewshot in fewshots):
+    if any(fewshot["num_fewshot"] for fewshot in fewshot_settings):
         return "new draws of examples and their instructions"
     return "new draws of instructions"
 
 
-def _remark_examples(board: Leaderboard, draw_count: int, scope: str) -> Iterator[str]:
+def _remark_examples(board: Leaderboard, draw_count: int, scope_text: str) -> Iterator[str]:
     """For which examples, and for which fillers, intervals and p hold."""
     if draw_count >= FEWEST_DRAWS:
+        # `new draws of examples` becomes `4 draws of examples`
         yield (
-            f"{draw_count} {scope.removeprefix('new ')}: intervals and p are for new draws from "
-            "the same pool."
+            f"{draw_count} {scope_text.removeprefix('new ')}: intervals and p are for new draws "
+            "from the same pool."
         )
-    elif scope:
+    elif scope_text:
         yield (
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
         )
-    fresh_names = chain(*((run.get("settings") or {}).get("fresh", ()) for run in board.receipts))
+    fresh_names = chain(
+        *((receipt.get("settings") or {}).get("fresh", ()) for receipt in board.receipts)
+    )
     if fresh_labels := [label(name) for name in dict.fromkeys(fresh_names)]:
         yield (
             f"New fillers for each problem or sample: {list_first(fresh_labels)}. "
@@ -225,7 +230,7 @@ def describe_place(board: Leaderboard, contrast_row: Row) -> str:
         board: All tables.
         contrast_row: A row of the comparison.
     """
-    family_rows = find_families(records(board.side_tables["texts"]), contrast_row)
+    family_rows = find_families(list_rows(board.side_tables["texts"]), contrast_row)
     if not family_rows:
         return ""
     place = contrast_row["other_texts"]
@@ -265,7 +270,7 @@ def _describe_family(family_row: Row) -> str:
     family_text = f"{family_row['texts']} {family_row['kind']}"
     if family_row["reason"]:
         return f"{family_text}: {family_row['reason']}"
-    range_text = interval(family_row["range_low"], family_row["range_high"], has_sign=True)
+    range_text = format_interval(family_row["range_low"], family_row["range_high"], has_sign=True)
     return f"{family_text}: {family_row['place']} their {LEVEL_TEXT} range {range_text}"
 
 
@@ -340,7 +345,7 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
     if not board.by:
         yield from _warn_of_endings(board)
     labels_by_reason: dict[str, list[str]] = {}
-    for row in records(board.comparison):
+    for row in list_rows(board.comparison):
         if row["verdict"] == "unmeasured":
             labels_by_reason.setdefault(row["unmeasured"], []).append(label(row["condition"]))
     for reason, labels in labels_by_reason.items():
@@ -356,11 +361,11 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
     are many.
     """
     rows_by_setting: dict[str, list[Row]] = {}
-    for row in records(board.side_tables["mediators"]):
+    for row in list_rows(board.side_tables["mediators"]):
         if row["condition"] not in board.reference_conditions:
             rows_by_setting.setdefault(f"{row['model']}, {row['layout']}", []).append(row)
-    for setting, rows in rows_by_setting.items():
-        setting_text = f", {setting}" if len(rows_by_setting) > 1 else ""
+    for setting_name, rows in rows_by_setting.items():
+        setting_text = f", {setting_name}" if len(rows_by_setting) > 1 else ""
         yield from _describe_special_samples(rows, setting_text)
         # the sort is stable: if conditions have equal sums, the first and the last are named
         sorted_rows = sorted(rows, key=_sum_ungraded_percent)
@@ -386,7 +391,7 @@ def _describe_special_samples(rows: Sequence[Row], setting_text: str) -> Iterato
 
 def _advise(row: Row) -> str:
     """What a user can do about the most frequent ending of the ungraded samples of a row."""
-    ending = max(COLUMN_BY_ENDING, key=lambda ending: row[COLUMN_BY_ENDING[ending].key])
+    ending = max(COLUMN_BY_ENDING, key=lambda ending: row[COLUMN_BY_ENDING[ending].field_names])
     # a higher limit helps only if most of the unfinished reasoning was cut off by it
     if ending == "unfinished" and 2 * row["cut_reasoning"] <= row["unfinished"]:
         ending += " before the limit"
@@ -395,23 +400,23 @@ def _advise(row: Row) -> str:
 
 def _sum_ungraded_percent(row: Row) -> float:
     """The percentage of ungraded samples."""
-    return float(sum(row[column.key] for column in COLUMN_BY_ENDING.values()))
+    return float(sum(row[column.field_names] for column in COLUMN_BY_ENDING.values()))
 
 
 def _describe_endings(row: Row) -> str:
     """The condition of a row, with the percentage of each ending of its ungraded samples."""
     endings = [
-        f"{ending} {row[column.key]:.1f} %"
+        f"{ending} {row[column.field_names]:.1f} %"
         for ending, column in COLUMN_BY_ENDING.items()
-        if row[column.key] >= LEAST_PRINTED_PERCENT
+        if row[column.field_names] >= LEAST_PRINTED_PERCENT
     ]
     return f"{label(row['condition'])} ({', '.join(endings) or '0 %'})"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[NoiseRemark]:
     """The repeat run (A/A) and the positive control, by model and layout."""
-    for row in records(board.comparison):
-        reference_facts = board.reference_conditions.get(row["condition"], {})
+    for row in list_rows(board.comparison):
+        reference_fields = board.reference_conditions.get(row["condition"], {})
         if row["aa_difference"] is not None:
             sentence = (
                 f"A/A, {row['model']}, {row['layout']}, {label(row['condition'])} and its "
@@ -424,7 +429,7 @@ def remark_noise(board: Leaderboard) -> Iterator[NoiseRemark]:
                 )
             # no warning, because tests and intervals allow for the noise of samples
             yield NoiseRemark(sentence, is_warning=False)
-        elif reference_facts.get("kind") == POSITIVE_CONTROL:
+        elif reference_fields.get("kind") == POSITIVE_CONTROL:
             yield _judge_control(row)
 
 
@@ -437,7 +442,7 @@ def _judge_control(row: Row) -> NoiseRemark:
         outcome_text = "detected, so grader and pairing work"
     return NoiseRemark(
         f"Positive control, {row['model']}, {row['layout']} ({row['condition']}): "
-        f"{difference(row['difference'], row['low'], row['high'])}, "
-        f"p {p_value(row['p'])}: {outcome_text}.",
+        f"{format_difference(row['difference'], row['low'], row['high'])}, "
+        f"p {format_p_value(row['p'])}: {outcome_text}.",
         is_warning=not is_detected,
     )

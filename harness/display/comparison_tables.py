@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.result_tables import Leaderboard, records
+from harness.analysis.result_tables import Leaderboard, list_rows
 from harness.analysis.sample_scores import NUMBER
 from harness.constants import Row
 from harness.display.comparison_columns import (
@@ -20,7 +20,7 @@ from harness.display.comparison_columns import (
 )
 from harness.display.comparison_remarks import explain_comparison
 from harness.display.printed_tables import Column, Table
-from harness.display.value_texts import describe_clusters, mean, plural
+from harness.display.value_texts import describe_clusters, format_mean, plural
 
 _TITLE_COLUMNS = ("model", "layout", "problems", "repeats")
 """Columns that are left out if all rows agree: their value is in the title instead. All others
@@ -30,10 +30,10 @@ remain even then, as conditions, fillers and splits usually have several values.
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
-    all_rows = records(board.comparison)
+    all_rows = list_rows(board.comparison)
     accuracy_column = replace(ACCURACY_COLUMN, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
-        accuracy_column = replace(ACCURACY_COLUMN, heading="score", format=mean)
+        accuracy_column = replace(ACCURACY_COLUMN, heading="score", format=format_mean)
     # a terminal of 80 columns is too narrow for flips and answered samples together
     last_column = ANSWERED_COLUMN if any(map(_depends_on_format, rows)) else FLIP_COLUMN
     number_columns = [
@@ -68,7 +68,9 @@ def _depends_on_format(row: Row) -> bool:
 
 def rows_of_conditions(board: Leaderboard, frame: pandas.DataFrame) -> list[Row]:
     """The rows of a table of the leaderboard, without those of reference conditions."""
-    return [row for row in records(frame) if row.get("condition") not in board.reference_conditions]
+    return [
+        row for row in list_rows(frame) if row.get("condition") not in board.reference_conditions
+    ]
 
 
 def list_text_columns(rows: Sequence[Row], names: Iterable[str]) -> list[Column]:

@@ -53,7 +53,7 @@ problems that chance answers correctly, so other braces are doubled."""
 
 PROMPT_TABLE_COLUMNS = tuple(
     # without a tokenizer the cells of numbers are missing
-    Column(name, name, lambda text: text or "?", numeric=name not in ("condition", "layout"))
+    Column(name, name, lambda text: text or "?", is_numeric=name not in ("condition", "layout"))
     for name in ("condition", "layout", "filler", "position", "least", "median", "most")
 )
 
@@ -261,10 +261,12 @@ def _read_gold(problem: Problem, answer: str) -> GoldReading:
     answer_text = f"{problem.id}: {answer[:60]}"
     form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
     if reason := describe_gold(gold):
+        # the reason begins with `gold answer: `, which this line says already
         description = f"{answer_text} ({reason.removeprefix('gold answer: ')})"
         return GoldReading(description, form, is_refused=True)
     elements = read_elements(gold)
     if problem.choices:
+        # the line of a choice begins with its letter
         elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
     description = f"{answer_text} is read as {' and '.join(elements)}"
     return GoldReading(description, form, is_refused=False)
@@ -272,23 +274,25 @@ def _read_gold(problem: Problem, answer: str) -> GoldReading:
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     """The gold answers that cannot be compared, and how the others of the rarest forms are read."""
-    golds: list[GoldReading] = []
+    gold_readings: list[GoldReading] = []
     for problem in problems:
-        golds += [_read_gold(problem, answer) for answer in (problem.answer, *problem.alternatives)]
-    refusals = [gold.description for gold in golds if gold.is_refused]
-    readings = [gold for gold in golds if not gold.is_refused]
+        gold_readings += [
+            _read_gold(problem, answer) for answer in (problem.answer, *problem.alternatives)
+        ]
+    refusals = [reading.description for reading in gold_readings if reading.is_refused]
+    accepted_readings = [reading for reading in gold_readings if not reading.is_refused]
     if refusals:
         yield (
-            f"golds     {len(refusals)} of {len(golds)} gold answers cannot be compared: only "
-            f"an identical text is correct. {list_first(refusals, 5)}"
+            f"golds     {len(refusals)} of {len(gold_readings)} gold answers cannot be compared: "
+            f"only an identical text is correct. {list_first(refusals, 5)}"
         )
     else:
-        yield f"golds     all {len(golds)} can be compared with an answer"
-    count_by_form = Counter(gold.form for gold in readings)
+        yield f"golds     all {len(gold_readings)} can be compared with an answer"
+    count_by_form = Counter(reading.form for reading in accepted_readings)
     # readings of equally rare forms stay in the order of the problems
-    readings.sort(key=lambda gold: count_by_form[gold.form])
-    if rarest_readings := readings[:MOST_LISTED_READINGS]:
-        yield f"golds     {'; '.join(gold.description for gold in rarest_readings)}"
+    accepted_readings.sort(key=lambda reading: count_by_form[reading.form])
+    if rarest_readings := accepted_readings[:MOST_LISTED_READINGS]:
+        yield f"golds     {'; '.join(reading.description for reading in rarest_readings)}"
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:
@@ -362,18 +366,18 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
         config: The config of the run.
         problem_count: The number of problems; those of one cluster count as one.
     """
-    condition_names = {*config.condition_names}
     tested_contrasts = [
-        contrast_name(*pair) for pair in config.tested if condition_names.issuperset(pair)
+        contrast_name(*pair) for pair in config.tested if {*pair} <= {*config.condition_names}
     ]
     yield f"tests     {list_first(tested_contrasts, 6) or 'none'}; all others are exploratory"
+    stated_contrasts = tested_contrasts
     if config.primary_contrast:
         # it is tested first and with the full alpha, so only its effect is stated
-        tested_contrasts = [contrast_name(*config.primary_contrast)]
-    if not tested_contrasts:
+        stated_contrasts = [contrast_name(*config.primary_contrast)]
+    if not stated_contrasts:
         return
     # Adjusted by Bonferroni, because Holm's method, which is never stricter, needs p-values.
-    test_count = len(tested_contrasts) * max(1, len(config.layouts))
+    test_count = len(stated_contrasts) * max(1, len(config.layouts))
     divisor_text = f" / {test_count}" if test_count > 1 else ""
     effect, discordance = _find_smallest_effect(config, problem_count, ALPHA / test_count)
     effect_text = f"{100 * effect:.1f} points"
@@ -384,7 +388,7 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
     if config.draws >= FEWEST_DRAWS:
         spread_text = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
     yield (
-        f"detects   smallest difference: {effect_text} ({', '.join(tested_contrasts)}; "
+        f"detects   smallest difference: {effect_text} ({', '.join(stated_contrasts)}; "
         f"{100 * POWER:.0f} % power, alpha {ALPHA:g}{divisor_text}, at a discordance of "
         f"{100 * discordance:.0f} %{spread_text})"
     )

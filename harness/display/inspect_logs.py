@@ -11,7 +11,7 @@ from harness.runs.run_reader import Run
 
 GRADER_NAME = "mless"
 """The name of our grader in the logs."""
-STOP_REASON_BY_ENDING = {"stop": "stop", "length": "max_tokens", "filtered": "content_filter"}
+STOP_REASON_BY_FINISH = {"stop": "stop", "length": "max_tokens", "filtered": "content_filter"}
 """Inspect's words for the reasons why generation ended."""
 
 
@@ -69,7 +69,7 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
     # if a server applied its own template, the prompt's text is unknown
     prompt_text = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
-        stop_reason = STOP_REASON_BY_ENDING.get(read_reason(sample.finish_reason) or "", "unknown")
+        stop_reason = STOP_REASON_BY_FINISH.get(read_reason(sample.finish_reason) or "", "unknown")
         message = {"role": "assistant", "content": sample.completion}
         grade = {
             "value": "C" if score.verdict == "correct" else "I",

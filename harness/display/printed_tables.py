@@ -43,7 +43,7 @@ _ESCAPES_BY_FORMAT = {
 for a missing value, so that programs can read it."""
 _ALIGNMENTS = {"text": "<>", "markdown": ("---", "---:"), "latex": "lr"}
 """How each format aligns a column: first the sign for texts, on the left, then that for numbers, on
-the right. `Column.numeric` is the index."""
+the right. `Column.is_numeric` is the index."""
 
 TextGrid = Sequence[Sequence[str]]
 """The texts of cells, line by line."""
@@ -54,7 +54,7 @@ class Cell(NamedTuple):
 
     text: str
     sort_key: str
-    strong: bool
+    is_bold: bool
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,34 @@ class Column:
     """One column of a table.
 
     Attributes:
-        key: The names of the row's fields that the column shows, separated by blanks. A field that
-            a row lacks is a missing value. Rows are sorted by the first field.
+        field_names: The names of the row's fields that the column shows, separated by blanks. A
+            field that a row lacks is a missing value. Rows are sorted by the first field.
         heading: The text above the column.
         format: Formats the values of these fields as one text.
         legend: The meaning of the column, for readers. It may name facts in braces:
             see `comparison_remarks`.
-        numeric: Whether the column contains numbers, which are aligned on the right.
-        strong: Whether cells are bold in rows whose test was passed.
-        optional: Whether plain text omits the column if the table is too wide with it.
+        is_numeric: Whether the column contains numbers, which are aligned on the right.
+        is_bold: Whether cells are bold in rows whose test was passed.
+        is_optional: Whether plain text omits the column if the table is too wide with it.
     """
 
-    key: str
+    field_names: str
     heading: str
     format: Callable[..., str]
     legend: str = ""
-    numeric: bool = True
-    strong: bool = False
-    optional: bool = False
+    is_numeric: bool = True
+    is_bold: bool = False
+    is_optional: bool = False
 
     def cell(self, row: Row) -> Cell:
         """The text of this column in a row, and the value by which rows are sorted."""
-        field_values = [row.get(field) for field in self.key.split()]
+        field_values = [row.get(field) for field in self.field_names.split()]
         sort_value = field_values[0]
         if sort_value is None:
             # the report's script sorts NaN behind all numbers
-            sort_value = math.nan if self.numeric else ""
-        is_strong = self.strong and row["verdict"] in SIGNIFICANT_VERDICTS
-        return Cell(self.format(*field_values), str(sort_value), is_strong)
+            sort_value = math.nan if self.is_numeric else ""
+        is_bold = self.is_bold and row["verdict"] in SIGNIFICANT_VERDICTS
+        return Cell(self.format(*field_values), str(sort_value), is_bold)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def render(
         previous_notes.update(table.notes)
         blocks += [
             fold([table.title], output_format),
-            _write_table(table, output_format),
+            _format_table(table, output_format),
             fold(new_notes, output_format),
         ]
     blocks.append(fold(footer, output_format))
@@ -196,15 +196,15 @@ def _escape(text: str, output_format: TableFormat, kept_characters: str = "") ->
     )
 
 
-def _write_table(table: Table, output_format: TableFormat) -> str:
+def _format_table(table: Table, output_format: TableFormat) -> str:
     """Header and rows in a format."""
     grid = [[_escape(column.heading, output_format) for column in table.columns]]
     for cells in table.cells:
         grid.append([_escape(cell.text, output_format) for cell in cells])
     if output_format == "text":
-        return _write_plain_text(table, grid)
-    # as an index, `numeric` chooses between the signs for texts and for numbers
-    alignments = [_ALIGNMENTS[output_format][column.numeric] for column in table.columns]
+        return _format_plain_text(table, grid)
+    # as an index, `is_numeric` chooses between the signs for texts and for numbers
+    alignments = [_ALIGNMENTS[output_format][column.is_numeric] for column in table.columns]
     if output_format == "markdown":
         grid.insert(1, alignments)
         return "\n".join(f"| {' | '.join(row)} |" for row in grid)
@@ -213,7 +213,7 @@ def _write_table(table: Table, output_format: TableFormat) -> str:
     return "\n".join([rf"\begin{{tabular}}{{{''.join(alignments)}}}", *lines, r"\end{tabular}"])
 
 
-def _write_plain_text(table: Table, grid: TextGrid) -> str:
+def _format_plain_text(table: Table, grid: TextGrid) -> str:
     """Header and rows, as wide as the terminal at most.
 
     If the table is too wide, headings take two lines. If it still is, optional columns are left
@@ -224,13 +224,13 @@ def _write_plain_text(table: Table, grid: TextGrid) -> str:
         table: The table.
         grid: The texts of its header, then those of each row.
     """
-    numeric_flags = [column.numeric for column in table.columns]
+    numeric_flags = [column.is_numeric for column in table.columns]
     header = _choose_header(_list_headers(grid, numeric_flags))
-    required_columns = [column for column in table.columns if not column.optional]
+    required_columns = [column for column in table.columns if not column.is_optional]
     # a header without the first columns shows that these became headings of groups
     has_group_headings = len(header[0]) < len(numeric_flags)
     if has_group_headings and len(required_columns) < len(numeric_flags):
-        return _write_table(replace(table, columns=required_columns), "text")
+        return _format_table(replace(table, columns=required_columns), "text")
     return "\n".join(_align_lines(grid[1:], header, numeric_flags))
 
 
@@ -244,22 +244,24 @@ def _align_lines(rows: TextGrid, header: TextGrid, numeric_flags: Sequence[bool]
         header: From `_choose_header`. Its last line has the underlines, as wide as the columns.
         numeric_flags: For each column, whether it contains numbers.
     """
-    # the columns that the header lacks
+    # a header lacks exactly the first columns, which head groups: see `_list_headers`
     group_column_count = len(numeric_flags) - len(header[0])
     # one for each column, such as `{:<12}` for a text
     cell_formats = [
-        f"{{:{_ALIGNMENTS['text'][numeric]}{len(underline)}}}"
-        for underline, numeric in zip(header[-1], numeric_flags[group_column_count:], strict=True)
+        f"{{:{_ALIGNMENTS['text'][is_numeric]}{len(underline)}}}"
+        for underline, is_numeric in zip(
+            header[-1], numeric_flags[group_column_count:], strict=True
+        )
     ]
     line_format = "  ".join(cell_formats)
     lines = [line_format.format(*row).rstrip() for row in header]
-    previous_group = ""
+    previous_heading = ""
     for row in rows:
-        group = ", ".join(row[:group_column_count])
-        if group != previous_group:
-            lines += ["", group]
+        group_heading = ", ".join(row[:group_column_count])
+        if group_heading != previous_heading:
+            lines += ["", group_heading]
         lines.append(line_format.format(*row[group_column_count:]).rstrip())
-        previous_group = group
+        previous_heading = group_heading
     return lines
 
 
@@ -284,11 +286,11 @@ def _list_headers(grid: TextGrid, numeric_flags: Sequence[bool]) -> Iterator[Tex
     for group_column_count in range(most_group_columns + 1):
         headings, *body = [row[group_column_count:] for row in grid]
         # the first halves of all headings, then their second halves
-        two_lines = [*zip(*map(_break_heading, headings), strict=True)]
-        for heading_lines in ([headings], two_lines):
-            columns = zip(*heading_lines, *body, strict=True)
+        two_heading_lines = [*zip(*map(_break_heading, headings), strict=True)]
+        for heading_lines in ([headings], two_heading_lines):
+            column_texts = zip(*heading_lines, *body, strict=True)
             # a column is as wide as its longest text
-            yield [*heading_lines, ["-" * max(map(len, column)) for column in columns]]
+            yield [*heading_lines, ["-" * max(map(len, column)) for column in column_texts]]
 
 
 def _break_heading(heading: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ LEAST_GRADED_SHARE = 0.9
 LOG_SECONDS = 30.0
 """The time between two lines of progress in a log."""
 
-TOTAL_BAR = "all"
+TOTAL_BAR_NAME = "all"
 """The name of the last bar, which counts all tasks together."""
 _bars_are_visible = Event()
 """Set once bars are visible: they make the message of `report_slow_start` unnecessary."""
@@ -83,7 +83,7 @@ class Progress:
         quiet: Print lines for a log instead of bars, as always if stderr is not a terminal.
 
     Attributes:
-        running_token_counts: Returns the number of tokens of each unfinished sample. It is called
+        list_running_tokens: Returns the number of tokens of each unfinished sample. It is called
             in any thread.
     """
 
@@ -93,8 +93,8 @@ class Progress:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
         self._most_tokens = most_tokens
         # `list()` is empty: until the engine sets another function, no sample is unfinished
-        self.running_token_counts: Callable[[], Sequence[int]] = list
-        for name, total in {**total_by_task, TOTAL_BAR: sum(total_by_task.values())}.items():
+        self.list_running_tokens: Callable[[], Sequence[int]] = list
+        for name, total in {**total_by_task, TOTAL_BAR_NAME: sum(total_by_task.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
         # a task is rich's record of a bar; that of all tasks together was added last
         *tasks, self._total_task = self._bars.tasks
@@ -106,7 +106,7 @@ class Progress:
 
         There may be a million of them, so the bars are not updated.
         """
-        self._recorded_counts.update((task_name, TOTAL_BAR))
+        self._recorded_counts.update((task_name, TOTAL_BAR_NAME))
 
     def count_finished(self, task_name: str, tokens: int | None) -> None:
         """Count a finished sample."""
@@ -162,15 +162,15 @@ class Progress:
         sample is expected to have as many tokens as the mean of the finished samples; before any is
         finished, half of the limit.
         """
-        total = self._total_task
+        total_task = self._total_task
         # `elapsed` continues after the end, so `finished_time` comes first
-        seconds = total.finished_time or total.elapsed or 0
-        finished_tokens = total.fields["tokens"]
-        running_tokens = sum(self.running_token_counts())
+        seconds = total_task.finished_time or total_task.elapsed or 0
+        finished_tokens = total_task.fields["tokens"]
+        running_tokens = sum(self.list_running_tokens())
         generated_tokens = finished_tokens + running_tokens
         speed_text = f"{generated_tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        finished_samples = total.completed - self._recorded_counts[TOTAL_BAR]
-        remaining_samples = total.remaining or 0
+        finished_samples = total_task.completed - self._recorded_counts[TOTAL_BAR_NAME]
+        remaining_samples = total_task.remaining or 0
         # rich's own estimate starts at the first finished sample. The samples of a batch finish
         # late and close together, so that estimate would be too short.
         seconds_left = 0.0
@@ -197,7 +197,7 @@ class _StatusColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The text at the end of a bar, which rich calls for."""
-        if task.description == TOTAL_BAR:
+        if task.description == TOTAL_BAR_NAME:
             return Text(self._progress.describe_speed())
         return Text(f"{_format_accuracy(task):>6} correct")
 

@@ -17,14 +17,14 @@ from harness.display.comparison_tables import list_text_columns, rows_of_conditi
 from harness.display.printed_tables import Column, Table
 from harness.display.value_texts import (
     LEVEL_TEXT,
-    count,
-    difference,
-    estimate,
-    interval,
-    number,
-    p_value,
+    format_count,
+    format_difference,
+    format_estimate,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_signed_number,
     replace_accuracy,
-    signed_number,
 )
 
 
@@ -50,12 +50,14 @@ class SideTable(NamedTuple):
 
 def _show_accuracy(accuracy: Any, change: Any) -> str:
     """A percentage with its difference from the baseline, which the baseline lacks."""
-    return number(accuracy) if change is None else f"{number(accuracy)} {signed_number(change)}"
+    if change is None:
+        return format_number(accuracy)
+    return f"{format_number(accuracy)} {format_signed_number(change)}"
 
 
 def _show_spread(spread: Any, low: Any, high: Any) -> str:
     """The spread (standard deviation) of the true differences of other texts, with its interval."""
-    return f"{number(spread)} {interval(low, high)}"
+    return f"{format_number(spread)} {format_interval(low, high)}"
 
 
 SIDE_TABLES = (
@@ -64,12 +66,12 @@ SIDE_TABLES = (
         heading="Log-probabilities of the answers, nats",
         meaning_by_column=answer_shares.ANSWER_COLUMNS,
         columns=(
-            Column(ANSWER_SHARE, "log share", partial(number, decimals=2)),
-            Column("difference low high", f"difference [{LEVEL_TEXT}]", difference),
-            Column("p_adjusted", "p adj.", p_value),
+            Column(ANSWER_SHARE, "log share", partial(format_number, decimals=2)),
+            Column("difference low high", f"difference [{LEVEL_TEXT}]", format_difference),
+            Column("p_adjusted", "p adj.", format_p_value),
             text_column("verdict"),
-            Column(ANSWER_LOGPROB, "log-prob.", partial(number, decimals=2)),
-            Column("logprob_difference", "difference", partial(signed_number, decimals=2)),
+            Column(ANSWER_LOGPROB, "log-prob.", partial(format_number, decimals=2)),
+            Column("logprob_difference", "difference", partial(format_signed_number, decimals=2)),
         ),
         remarks=("Log-probabilities of fewer than 50 clusters are not tested: unmeasured.",),
     ),
@@ -82,20 +84,22 @@ SIDE_TABLES = (
             Column(
                 "range_low range_high",
                 f"range [{LEVEL_TEXT}]",
-                partial(interval, has_sign=True),
+                partial(format_interval, has_sign=True),
                 "that of the difference of one more such text on these problems and draws",
             ),
-            Column("effect range_low range_high", "filler", estimate, optional=True),
+            Column("effect range_low range_high", "filler", format_estimate, is_optional=True),
             Column("place", "place", str),
-            Column("rank", "rank", count),
-            Column("as_extreme", "as extreme %", partial(number, decimals=0)),
-            Column("difference new_low new_high", f"minus their mean [{LEVEL_TEXT}]", difference),
-            Column("new_p", "p", p_value, optional=True),
+            Column("rank", "rank", format_count),
+            Column("as_extreme", "as extreme %", partial(format_number, decimals=0)),
+            Column(
+                "difference new_low new_high", f"minus their mean [{LEVEL_TEXT}]", format_difference
+            ),
+            Column("new_p", "p", format_p_value, is_optional=True),
             Column(
                 "spread spread_low spread_high",
                 f"spread [{LEVEL_TEXT}]",
                 _show_spread,
-                optional=True,
+                is_optional=True,
             ),
         ),
         remarks=(
@@ -108,9 +112,9 @@ SIDE_TABLES = (
         heading="All conditions together, and repeat runs (A/A), percent of the problems",
         meaning_by_column=joint_outcomes.TOGETHER_COLUMNS,
         columns=(
-            Column("all_right", "all right", number),
-            Column("any_right", "any right", number),
-            Column("same_answer", "same answer", number),
+            Column("all_right", "all right", format_number),
+            Column("any_right", "any right", format_number),
+            Column("same_answer", "same answer", format_number),
         ),
         only_on_request=True,
     ),
@@ -120,8 +124,8 @@ SIDE_TABLES = (
         meaning_by_column=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
             *COLUMN_BY_ENDING.values(),
-            Column("completion_tokens", "tokens", partial(number, decimals=0)),
-            Column("next_question", "next question", number, optional=True),
+            Column("completion_tokens", "tokens", partial(format_number, decimals=0)),
+            Column("next_question", "next question", format_number, is_optional=True),
         ),
         only_on_request=True,
     ),
@@ -173,14 +177,14 @@ def show_side_tables(
 
 
 def _select_filled_columns(
-    side_table: SideTable, rows: Sequence[Row], score: str | None
+    side_table: SideTable, rows: Sequence[Row], score_name: str | None
 ) -> Iterator[Column]:
     """The columns with a value in any row, and with a legend that names the score.
 
     A column without a legend has the meaning of its first field.
     """
     for column in side_table.columns:
-        field, *_ = column.key.split()
+        field, *_ = column.field_names.split()
         if any(row[field] is not None for row in rows):
             meaning = side_table.meaning_by_column.get(field, "")
-            yield replace(column, legend=replace_accuracy(column.legend or meaning, score))
+            yield replace(column, legend=replace_accuracy(column.legend or meaning, score_name))

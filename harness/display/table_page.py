@@ -5,7 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
+from harness.analysis.result_tables import Leaderboard, list_rows, make_leaderboard
 from harness.constants import DEFAULT_SEED, SplitColumn, TableFormat
 from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import render
@@ -27,7 +27,7 @@ class TableOptions(NamedTuple):
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `baseline_comparison.Design`.
         common: Whether problems that a condition lacks are left out.
-        side_tables: Keys of side tables that are shown only on request, and are requested.
+        requested_keys: Keys of side tables that are shown only on request, and are requested.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.
     """
@@ -37,7 +37,7 @@ class TableOptions(NamedTuple):
     baseline: str | None = None
     score: str | None = None
     common: bool = False
-    side_tables: Collection[str] = ()
+    requested_keys: Collection[str] = ()
     explain: bool = True
 
 
@@ -60,7 +60,7 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
         score=options.score,
         common=options.common,
     )
-    for key in options.side_tables:
+    for key in options.requested_keys:
         if board.score and key != "mediators":
             raise ConfigError(f"--{key} counts single right samples, which {board.score} does not.")
         if board.side_tables[key].empty:
@@ -77,10 +77,10 @@ def write_board(board: Leaderboard, options: TableOptions) -> str:
     JSON has all side tables.
     """
     if options.output_format == "csv":
-        return table_csv(board, options.side_tables)
+        return table_csv(board, options.requested_keys)
     if options.output_format == "json":
         return table_json(board)
-    tables = [show_comparison(board), *show_side_tables(board, options.side_tables).values()]
+    tables = [show_comparison(board), *show_side_tables(board, options.requested_keys).values()]
     footer = [receipt_line(receipt) for receipt in board.receipts]
     if not options.explain and options.output_format == "text":
         footer.insert(0, "--explain adds the meaning of each column.")
@@ -99,19 +99,19 @@ def table_json(board: Leaderboard) -> str:
         "clusters": board.cluster_count,
         "copies": board.copy_count,
         "seed": DEFAULT_SEED,
-        "rows": records(board.comparison),
-        **{key: records(table) for key, table in board.side_tables.items()},
+        "rows": list_rows(board.comparison),
+        **{key: list_rows(table) for key, table in board.side_tables.items()},
         "receipt": board.receipts,
     }
     return json.dumps(content, indent=2, allow_nan=False, default=str)
 
 
-def table_csv(board: Leaderboard, side_tables: Iterable[str] = ()) -> str:
+def table_csv(board: Leaderboard, requested_keys: Iterable[str] = ()) -> str:
     """The comparison as CSV with quoted strings; receipts and side tables begin with `#`."""
     csv_text = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
     appendices: list[Any] = [*board.receipts]
     if board.score:
         appendices.append({"score": board.score})
-    appendices += [{key: records(board.side_tables[key])} for key in side_tables]
+    appendices += [{key: list_rows(board.side_tables[key])} for key in requested_keys]
     comments = [f"# {json.dumps(appendix, sort_keys=True, default=str)}" for appendix in appendices]
     return "\n".join([csv_text, *comments])

@@ -35,12 +35,12 @@ def label(condition: Any) -> str:
     return LABEL_BY_CONDITION.get(str(condition), str(condition))
 
 
-def number(value: Any, decimals: int = 1) -> str:
+def format_number(value: Any, decimals: int = 1) -> str:
     """A number without a sign."""
     return EN_DASH if _is_missing(value) else f"{value:.{decimals}f}"
 
 
-def signed_number(value: Any, decimals: int = 1) -> str:
+def format_signed_number(value: Any, decimals: int = 1) -> str:
     """A number with its sign. Zero after rounding has none."""
     if _is_missing(value):
         return EN_DASH
@@ -48,11 +48,11 @@ def signed_number(value: Any, decimals: int = 1) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
-def interval(low: Any, high: Any, *, has_sign: bool = False) -> str:
+def format_interval(low: Any, high: Any, *, has_sign: bool = False) -> str:
     """An interval in brackets; empty if an end is missing."""
     if _is_missing(low, high):
         return ""
-    write_end = signed_number if has_sign else number
+    write_end = format_signed_number if has_sign else format_number
     decimals = count_decimals(low, high)
     return f"[{write_end(low, decimals)}, {write_end(high, decimals)}]"
 
@@ -67,38 +67,44 @@ def count_decimals(low: Any, high: Any) -> int:
     return 2 if high - low < 0.5 else 0
 
 
-def accuracy(value: Any, low: Any, high: Any) -> str:
+def format_accuracy(value: Any, low: Any, high: Any) -> str:
     """An accuracy in percent with its interval if there is one, as `44.6 [34-53]`."""
     if _is_missing(low):
-        return number(value)
-    return f"{number(value)} [{number(low, 0)}{EN_DASH}{number(high, 0)}]"
+        return format_number(value)
+    return f"{format_number(value)} [{format_number(low, 0)}{EN_DASH}{format_number(high, 0)}]"
 
 
-def mean(value: Any, low: Any, high: Any) -> str:
+def format_mean(value: Any, low: Any, high: Any) -> str:
     """A mean of numbers of any unit with its interval."""
-    return f"{number(value, max(1, count_decimals(low, high)))} {interval(low, high)}".rstrip()
+    return (
+        f"{format_number(value, max(1, count_decimals(low, high)))} {format_interval(low, high)}"
+    ).rstrip()
 
 
-def estimate(value: Any, low: Any, high: Any) -> str:
+def format_estimate(value: Any, low: Any, high: Any) -> str:
     """A difference with the digits of its interval, and at least one."""
-    return signed_number(value, max(1, count_decimals(low, high)))
+    return format_signed_number(value, max(1, count_decimals(low, high)))
 
 
-def difference(value: Any, low: Any, high: Any) -> str:
+def format_difference(value: Any, low: Any, high: Any) -> str:
     """A difference, or a log-probability, with its interval."""
-    return f"{estimate(value, low, high)} {interval(low, high, has_sign=True)}".rstrip()
+    return (
+        f"{format_estimate(value, low, high)} {format_interval(low, high, has_sign=True)}".rstrip()
+    )
 
 
-def count(value: Any) -> str:
+def format_count(value: Any) -> str:
     """A number of problems, with a digit after the point only if it is a mean over samples."""
     if _is_missing(value) or math.isclose(value, round(value), abs_tol=1e-9):
-        return number(value, 0)
-    return number(value)
+        return format_number(value, 0)
+    return format_number(value)
 
 
-def flips(gains: Any, losses: Any) -> str:
+def format_flips(gains: Any, losses: Any) -> str:
     """Flips from wrong to right and from right to wrong."""
-    return EN_DASH if _is_missing(gains, losses) else f"{count(gains)}/{count(losses)}"
+    if _is_missing(gains, losses):
+        return EN_DASH
+    return f"{format_count(gains)}/{format_count(losses)}"
 
 
 def define_flips(rows: Iterable[Row]) -> str:
@@ -110,15 +116,15 @@ def define_flips(rows: Iterable[Row]) -> str:
 def describe_repeat(row: Row) -> str:
     """The changes in a repeat run (A/A) of both conditions of a contrast."""
     change_text = (
-        f"{count(row['aa_flips'])} problems flip, and the difference changes by "
-        f"{estimate(row['aa_difference'], row['low'], row['high'])} points"
+        f"{format_count(row['aa_flips'])} problems flip, and the difference changes by "
+        f"{format_estimate(row['aa_difference'], row['low'], row['high'])} points"
     )
     if _is_missing(row["aa_samples"]):
         return change_text
     return f"{row['aa_changed']} of {row['aa_samples']} completions differ, {change_text}"
 
 
-def p_value(value: Any) -> str:
+def format_p_value(value: Any) -> str:
     """A p-value with three digits, or with more if three would move it to the other side of alpha.
 
     Very small values are written as `< 0.001`.
@@ -134,7 +140,7 @@ def p_value(value: Any) -> str:
     return f"{value:.{decimals}f}"
 
 
-def verdict(
+def format_verdict(
     verdict_word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any, place: Any = None
 ) -> str:
     """The verdict, with the filler's place among other texts if it is shown.
@@ -156,14 +162,14 @@ def verdict(
     return f"{verdict_word} ({', '.join(remarks)})" if remarks else str(verdict_word)
 
 
-def points(margin: float) -> str:
+def format_margin(margin: float) -> str:
     """A margin with its unit."""
     return f"{margin:g} {plural('point', margin)}"
 
 
-def replace_accuracy(text: str, score: str | None) -> str:
+def replace_accuracy(text: str, score_name: str | None) -> str:
     """A text with the name of another score, if there is one, for the word accuracy."""
-    return re.sub("accuracy", score, text, flags=re.IGNORECASE) if score else text
+    return re.sub("accuracy", score_name, text, flags=re.IGNORECASE) if score_name else text
 
 
 def plural(noun: str, amount: float) -> str:

@@ -153,7 +153,7 @@ class _Session:
                 self.timing["load_seconds"] = round(time.monotonic() - start_time, 1)
                 self._folder.note(SESSION_PREFIX, {**self._session_facts, "engine": engine_facts})
                 # only vLLM counts the tokens of unfinished samples
-                self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
+                self._progress.list_running_tokens = lambda: getattr(backend, "token_counts", ())
                 with self._progress:
                     self._take_completions(
                         self._held_replies.hold(backend.stream(self.missing_requests)), scorer

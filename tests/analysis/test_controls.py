@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.joint_outcomes import TOGETHER_COLUMNS, together_table
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
-from harness.analysis.result_tables import make_leaderboard, records
+from harness.analysis.result_tables import list_rows, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
 from tests.make import (
@@ -68,7 +68,7 @@ def list_samples(answers):
 @with_cases
 def test_conditions_are_counted_together_within_problem_draw_and_sample(answers, expected):
     frame = pandas.DataFrame(list_samples(answers))
-    rows = records(together_table(frame.astype({"condition": "category", "answer": "category"})))
+    rows = list_rows(together_table(frame.astype({"condition": "category", "answer": "category"})))
     shares = {row["condition"]: [row[name] for name in TOGETHER_COLUMNS] for row in rows}
     assert shares == expected
 

@@ -13,7 +13,7 @@ from harness.analysis.other_texts import (
     text_table,
 )
 from harness.analysis.outcomes import count_outcomes, group_by_setting
-from harness.analysis.result_tables import make_leaderboard, records
+from harness.analysis.result_tables import list_rows, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.report.report_page import make_card
@@ -106,7 +106,7 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
     exploratory_facts = {"primary": None, "contrasts": ["random - wo"]}
     exploratory = make_board(verdicts, reference_conditions=references, **exploratory_facts)
     assert not any("None" in finding["text"] for finding in make_card(exploratory)["findings"])
-    figure = draw_forest(board.comparison, records(board.side_tables["texts"]))
+    figure = draw_forest(board.comparison, list_rows(board.side_tables["texts"]))
     bands = [band.get_datalim(figure.axes[0].transData) for band in figure.axes[0].collections]
     rows = [row for row in show_side_tables(board)["texts"].rows if row["place"] != "not shown"]
     ends = [pytest.approx([row["range_low"], row["range_high"]]) for row in rows]

@@ -15,7 +15,7 @@ from harness.analysis import (
     paired_tests,
     score_interval,
 )
-from harness.analysis.paired_tests import average_clusters, fewest_problems, sign_flip_test
+from harness.analysis.paired_tests import average_clusters, count_needed_problems, sign_flip_test
 from harness.analysis.score_interval import t_interval
 from harness.errors import ComparisonError
 from tests.make import with_cases
@@ -155,7 +155,7 @@ def test_score_intervals_of_averages_mirror_and_stay_in_range(right):
 
 
 def test_equivalence_needs_enough_problems_to_see_a_rare_effect_of_the_size_of_the_margin():
-    assert [fewest_problems(margin) for margin in (0.005, 0.01, 0.02, 0.05)] == [598, 299, 149, 59]
+    assert [*map(count_needed_problems, (0.005, 0.01, 0.02, 0.05))] == [598, 299, 149, 59]
     for n in (298, 299):
         low, high = estimate_difference(np.zeros(n, dtype=int), 1).interval(0.9)
         assert (-0.01 < low and high < 0.01) == (n == 299)  # as the interval says

@@ -12,7 +12,7 @@ import pytest
 from attention_probe.figures.trace_views import NO_ROWS_NOTE, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import (
-    UNSEEN_KEY,
+    UNSEEN_LEVEL,
     WEIGHT_LEVELS,
     describe_prompt,
     make_page,
@@ -117,7 +117,7 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
         queries = np.arange(tokens - 5, tokens)
         expected = np.concatenate([means[:, :, None], trace.rows[..., keys].sum(-1)], axis=2)
         stored = levels[..., index]
-        is_missing = stored == UNSEEN_KEY
+        is_missing = stored == UNSEEN_LEVEL
         assert np.array_equal(is_missing[0, 0, 1:], queries < position)
         assert np.array_equal(is_missing[:, :, 0], np.isnan(means))
         error = np.abs(weights[..., index] - expected)[~is_missing]

@@ -70,7 +70,7 @@ def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_
     progress = Progress({"wo": 902, "mless": 3}, most_tokens=100)
     for _ in range(900):
         progress.count_recorded("wo")
-    progress.running_token_counts = lambda: [30, 60, 0]
+    progress.list_running_tokens = lambda: [30, 60, 0]
     with progress:
         time.sleep(0.5)
         progress.print_line()
@@ -79,7 +79,7 @@ def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_
         assert 0 < speed <= 180  # 90 tokens in at least half a second
         # five samples of half of the limit, less the tokens that are there
         assert abs(seconds_left - (5 * 50 - 90) / speed) <= 1
-        progress.running_token_counts = lambda: [10, 20]
+        progress.list_running_tokens = lambda: [10, 20]
         progress.count_finished("wo", 90)
         progress.count_finished("mless", 20)
         progress.print_line()

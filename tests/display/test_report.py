@@ -11,7 +11,7 @@ from pandas import isna
 
 from harness import compare, errors, load_run
 from harness.display.report.report_page import write_report
-from harness.display.value_texts import count, signed_number
+from harness.display.value_texts import format_count, format_signed_number
 from tests.browser import in_a_browser, open_tab
 from tests.display.test_attention_page import unpack
 from tests.make import (
@@ -173,13 +173,13 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     """Of the committed example, which has a control and a repeat run of both sides."""
     _, page = write_page(tmp_path, EXAMPLE)
     card = read_card(page)
-    assert f"Q4_1, raw (no-examples): {signed_number(-44.6)} [" in card
+    assert f"Q4_1, raw (no-examples): {format_signed_number(-44.6)} [" in card
     noise = "w/ Mless and its baseline: 0 of 480 completions differ"
     assert f"A/A, SmolLM2-135M-Instruct, Q4_1, raw, {noise}" in card
     image, *_ = read_images(page)
     texts = re.findall("<!-- (.*?) -->", image)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
-    assert {signed_number(6.7), "better", "[+2.4, +10.9]"} <= set(texts)  # as in the table
+    assert {format_signed_number(6.7), "better", "[+2.4, +10.9]"} <= set(texts)  # as in the table
 
 
 def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_page):
@@ -218,7 +218,7 @@ def test_the_list_counts_the_flips_of_the_table_by_their_definition(effect):
             gained += (1 - old_share) * new_share
             lost += old_share * (1 - new_share)
         assert (gained, lost) == pytest.approx((row["wrong_to_right"], row["right_to_wrong"]))
-        assert index["flips"][name] == f"{count(gained)}/{count(lost)}"
+        assert index["flips"][name] == f"{format_count(gained)}/{format_count(lost)}"
 
 
 def test_hostile_text_stays_text(hostile):

@@ -9,12 +9,18 @@ from markdown_it import MarkdownIt
 
 from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
-from harness.analysis.result_tables import make_leaderboard, records
+from harness.analysis.result_tables import list_rows, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import Column, Table, render
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import table_csv, table_json
-from harness.display.value_texts import EN_DASH, MINUS, p_value, signed_number, visible
+from harness.display.value_texts import (
+    EN_DASH,
+    MINUS,
+    format_p_value,
+    format_signed_number,
+    visible,
+)
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     CONFIG,
@@ -46,9 +52,10 @@ WRONG_ONLY = ["incorrect"]
 def make_grid(header, *rows, title="T", notes=()):
     """A table of significant rows with these columns. Those with the name `word` hold words."""
     columns = [
-        Column(f"c{index}", name, str, numeric=name != "word") for index, name in enumerate(header)
+        Column(f"c{index}", name, str, is_numeric=name != "word")
+        for index, name in enumerate(header)
     ]
-    data = [dict(zip([column.key for column in columns], row, strict=True)) for row in rows]
+    data = [dict(zip([column.field_names for column in columns], row, strict=True)) for row in rows]
     return Table(title, [{"verdict": "better", **row} for row in data], columns, notes)
 
 
@@ -65,7 +72,7 @@ def notes_with(grid, start):
 
 def read_csv(text):
     """The rows of a table in CSV, as docs/tables.md says that it is read."""
-    return records(pandas.read_csv(io.StringIO(text), comment="#"))
+    return list_rows(pandas.read_csv(io.StringIO(text), comment="#"))
 
 
 def widest_line(page):
@@ -82,8 +89,8 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
         "Random sentence": "worse",
     }
     for name, row in rows.items():
-        strong = [column for column, cell in row.items() if cell.strong]
-        assert strong == (["verdict"] if name in ("w/ Mless *", "Random sentence") else [])
+        bold_columns = [column for column, cell in row.items() if cell.is_bold]
+        assert bold_columns == ["verdict"] * (name in ("w/ Mless *", "Random sentence"))
 
 
 @with_cases
@@ -114,7 +121,7 @@ def test_the_noise_of_a_difference_stands_below_the_table():
     object.__setattr__(run, "samples", samples)
     grid = show_comparison(make_leaderboard([run]))
     (note,) = notes_with(grid, "A/A")
-    moves = f"and the difference changes by {signed_number(after - before)} points."
+    moves = f"and the difference changes by {format_signed_number(after - before)} points."
     noise = f"200 of 400 completions differ, {flips:.1f} problems flip, {moves}"
     assert f"w/ Mless and its baseline: {noise}" in note
     assert note.endswith("points.")  # greedy samples have no seeds
@@ -159,7 +166,7 @@ def test_the_positive_control_shows_whether_the_run_was_sensitive():
 
     for k in (1, 3):
         note, control = read_note(0.1, k=k)
-        assert f"{signed_number(control['difference'])} [" in note
+        assert f"{format_signed_number(control['difference'])} [" in note
         assert ": detected, so grader and pairing work." in note
     note, _ = read_note(0.5)
     assert "NOT DETECTED, so effects that this run does not find may still exist." in note
@@ -177,7 +184,7 @@ def test_the_noise_stands_for_each_model_and_layout_and_is_not_pooled():
     grid = show_comparison(board)
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
-        moved = signed_number(table.loc[(model, layout, "mless"), "aa_difference"])
+        moved = format_signed_number(table.loc[(model, layout, "mless"), "aa_difference"])
         (noise,) = notes_with(grid, f"A/A, {model}, {layout}, w/ Mless and its baseline: ")
         assert f"the difference changes by {moved} points" in noise
         assert len(notes_with(grid, f"Positive control, {model}, {layout} ")) == 1
@@ -201,9 +208,10 @@ def test_no_table_is_wider_than_a_terminal(monkeypatch):
         grids = [show_comparison(board), *show_side_tables(board).values()]
         for grid in grids:
             assert widest_line(render([grid], receipts)) <= 80
-    assert widest_line(table_page(GREEDY_RUN, side_tables=["together", "mediators", "audit"])) <= 80
+    keys = "together mediators audit".split()
+    assert widest_line(table_page(GREEDY_RUN, requested_keys=keys)) <= 80
     short, explained = (
-        table_page(GREEDY_RUN, side_tables=["mediators"], explain=explain)
+        table_page(GREEDY_RUN, requested_keys=["mediators"], explain=explain)
         for explain in (False, True)
     )
     assert "--explain" in short and "--explain" not in explained
@@ -265,7 +273,7 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     ):
         for name in ("accuracy", "verdict", "p_adjusted"):
             assert csv_row[name] == row[name]
-    notes = table_page(GREEDY_RUN, output_format="csv", side_tables=["together"]).splitlines()
+    notes = table_page(GREEDY_RUN, output_format="csv", requested_keys=["together"]).splitlines()
     assert json.loads(notes[-1].removeprefix("# ")) == {"together": data["together"]}
     assert data["together"][0]["all_right"] <= min(row["accuracy"] for row in data["rows"])
     for form in ("text", "csv"):
@@ -287,7 +295,7 @@ def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say(label):
 
 @with_cases
 def test_rounding_never_puts_p_on_the_other_side_of_alpha(p, text):
-    assert p_value(p) == text
+    assert format_p_value(p) == text
 
 
 def test_the_audit_has_each_graders_difference():

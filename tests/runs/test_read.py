@@ -331,7 +331,7 @@ def test_every_command_opens_the_files_of_a_run_once(tmp_path, command):
     run = small_run(tmp_path / "run")
     readers = [
         load_run,
-        lambda run: table_page(run, side_tables=("mediators", "audit")),
+        lambda run: table_page(run, requested_keys=("mediators", "audit")),
         lambda run: write_report([run], tmp_path / "report.html"),
         lambda run: source_of(Run.load(run)),
     ]

@@ -6,7 +6,7 @@ import pandas
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.analysis.result_tables import Leaderboard, join_conditions, records
+from harness.analysis.result_tables import Leaderboard, join_conditions, list_rows
 from harness.constants import FigureKind
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
@@ -40,7 +40,7 @@ def draw_figures(
             )
         if kind == FigureKind.FOREST:
             numbers = comparison
-            figure = draw_forest(numbers, records(board.side_tables["texts"]))
+            figure = draw_forest(numbers, list_rows(board.side_tables["texts"]))
         else:
             # the axis shows differences from the baseline, so contrasts with others are left out
             rows = comparison[comparison["baseline"] == board.baseline]

@@ -89,14 +89,14 @@ def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
     """The name to the left of the axes and the cells to the right, at a distance in inches."""
     text_style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": colour}
     # x is a share of the width of the axes, and y a position of the data
-    margin_transform = axes.get_yaxis_transform()
+    row_transform = axes.get_yaxis_transform()
     for name, offset_inches in CELL_OFFSETS_INCHES.items():
         # an offset in points, of which an inch has 72
         axes.annotate(
-            row.cells.get(name, ""), (1, y), (72 * offset_inches, 0), margin_transform, **text_style
+            row.cells.get(name, ""), (1, y), (72 * offset_inches, 0), row_transform, **text_style
         )
     if row.look:
-        axes.annotate(row.name, (0, y), (-4, 0), margin_transform, ha="right", **text_style)
+        axes.annotate(row.name, (0, y), (-4, 0), row_transform, ha="right", **text_style)
     else:
         axes.annotate(
             row.name,

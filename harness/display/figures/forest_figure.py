@@ -16,7 +16,7 @@ from harness.display.figures.figure_style import (
     split_settings,
     wrapped_label,
 )
-from harness.display.value_texts import LEVEL_TEXT, estimate, interval, points
+from harness.display.value_texts import LEVEL_TEXT, format_estimate, format_interval, format_margin
 
 
 def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figure:
@@ -30,12 +30,12 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
     look_by_condition = choose_looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
-    for setting, contrasts in split_settings(table):
-        rows += _make_setting_rows(setting, contrasts, look_by_condition, text_rows)
+    for setting_name, setting_table in split_settings(table):
+        rows += _make_setting_rows(setting_name, setting_table, look_by_condition, text_rows)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL_TEXT} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
-        f"Shaded: the margin of {points(margin)}."
+        f"Shaded: the margin of {format_margin(margin)}."
     )
     if table["aa_difference"].notna().any():
         note += " A/A: the difference of the repeat runs minus the first; completions that differ."
@@ -53,7 +53,7 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
 
 
 def _make_setting_rows(
-    setting: str,
+    setting_name: str,
     table: pandas.DataFrame,
     look_by_condition: Mapping[str, Look],
     text_rows: Sequence[Row],
@@ -61,9 +61,9 @@ def _make_setting_rows(
     """The rows of one model and layout: a heading, the repeat runs (A/A), then the contrasts."""
     # a setting has exactly one baseline
     (baseline,) = table[table["role"] == "baseline"].to_dict("records")
-    yield FigureRow(f"{setting} (n = {baseline['problems']}, k = {baseline['repeats']})")
+    yield FigureRow(f"{setting_name} (n = {baseline['problems']}, k = {baseline['repeats']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
-        cells = {"points": estimate(row["aa_difference"], row["low"], row["high"])}
+        cells = {"points": format_estimate(row["aa_difference"], row["low"], row["high"])}
         if not pandas.isna(row["aa_samples"]):
             # a repeat run has no interval, so its column shows the number of changed completions
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
@@ -93,8 +93,8 @@ def _make_contrast_row(row: Mapping[Any, Any], look: Look, families: Sequence[Ro
     verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
     value, low, high = row["difference"], row["low"], row["high"]
     cells = {
-        "points": estimate(value, low, high),
-        "interval": interval(low, high, has_sign=True),
+        "points": format_estimate(value, low, high),
+        "interval": format_interval(low, high, has_sign=True),
         "verdict": verdict,
     }
     bands = {

@@ -79,15 +79,15 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     # the distance between intervals at the same length, 1.2 % of the axis
     shift_step = 0.012 * max(map(max, sweeps.values()))
     # the legend has only the texts of fillers that agree in placement and other changes
-    settings_differ = len({filler[1:] for filler in sweeps}) > 1
+    fillers_differ_beyond_text = len({filler[1:] for filler in sweeps}) > 1
     note = (
         f"Lines: {LEVEL_TEXT} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that "
         "would cover each other are moved apart a little."
     )
     with drawing(0.6 + 2.1 * len(settings), note) as figure:
         panels = figure.subplots(len(settings), squeeze=False, sharex=True, sharey=True)
-        for axes, (setting, rows) in zip(panels.ravel(), settings, strict=True):
-            axes.set_title(setting)
+        for axes, (setting_name, rows) in zip(panels.ravel(), settings, strict=True):
+            axes.set_title(setting_name)
             axes.set_ylabel(f"Difference from {baseline_label} (points)")
             tidy(axes, grid="y")
             axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
@@ -96,11 +96,11 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 shift = shift_step * (index - (len(sweeps) - 1) / 2)
                 # a line looks like its first condition, which has this look in all figures
                 look = look_by_condition[next(iter(sweep.values()))]
-                points = _select_points(rows, sweep, shift)
-                legend_fields = filler if settings_differ else [filler.text]
+                plotted_rows = _select_points(rows, sweep, shift)
+                legend_fields = filler if fillers_differ_beyond_text else [filler.text]
                 # a filler without other changes has an empty text for them
                 spelt_fields = map(spell_filler, filter(None, legend_fields))
-                _draw_filler_line(axes, points, look, wrapped_label(", ".join(spelt_fields)))
+                _draw_filler_line(axes, plotted_rows, look, wrapped_label(", ".join(spelt_fields)))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
@@ -110,22 +110,22 @@ def _select_points(rows: pandas.DataFrame, sweep: Sweep, shift: float) -> pandas
     differences = rows[rows["role"] != "reference"].set_index("condition")
     # The baseline has no difference from itself, but its point lies on the line at 0.
     differences = differences.fillna({"difference": 0.0})
-    points = differences.reindex([*sweep.values()]).assign(x=[*sweep])
+    plotted_rows = differences.reindex([*sweep.values()]).assign(x=[*sweep])
     # a condition that this model and layout lack has no role
-    points = points.dropna(subset="role").sort_values("x")
-    points["x"] += shift * (points["x"] > 0)
-    return points
+    plotted_rows = plotted_rows.dropna(subset="role").sort_values("x")
+    plotted_rows["x"] += shift * (plotted_rows["x"] > 0)
+    return plotted_rows
 
 
-def _draw_filler_line(axes: Axes, points: pandas.DataFrame, look: Look, name: str) -> None:
+def _draw_filler_line(axes: Axes, plotted_rows: pandas.DataFrame, look: Look, name: str) -> None:
     """The line of one filler, with interval and mark at each length but that of the baseline.
 
     The last, empty line is the entry of the legend: it has both the line and the mark.
     """
     colour = look.colour
     line_options: dict[str, Any] = {"color": colour, "linestyle": look.dashes, "linewidth": 1}
-    axes.plot(points["x"], points["difference"], **line_options)
-    contrasts = points[points["role"] != "baseline"]
+    axes.plot(plotted_rows["x"], plotted_rows["difference"], **line_options)
+    contrasts = plotted_rows[plotted_rows["role"] != "baseline"]
     axes.vlines(contrasts["x"], contrasts["low"], contrasts["high"], color=colour, linewidth=0.9)
     face_colours = np.where(contrasts["verdict"].isin(SIGNIFICANT_VERDICTS), colour, "white")
     axes.scatter(

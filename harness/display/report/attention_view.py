@@ -29,7 +29,7 @@ from harness.experiment.prompts.built_prompts import (
 Array = NDArray[Any]
 """An array of numbers. Its axes stand in brackets, such as [layer, head, key]."""
 
-WEIGHT_LEVELS, UNSEEN_KEY = 254, 255
+WEIGHT_LEVELS, UNSEEN_LEVEL = 254, 255
 """The byte of the weight 1, and that of a key (an attended token) which the query does not see."""
 
 PALETTE = tuple(look.colour for look in LOOKS.values())
@@ -68,7 +68,7 @@ def make_page(views: Sequence[AttentionView]) -> str:
         "regions": TOKEN_REGIONS,
         "roles": TOKEN_ROLES,
         "levels": WEIGHT_LEVELS,
-        "missing": UNSEEN_KEY,
+        "missing": UNSEEN_LEVEL,
     }
     return fill_template(
         "attention_page.html.jinja",
@@ -88,7 +88,7 @@ def make_page(views: Sequence[AttentionView]) -> str:
 def describe_prompt(
     tokens: Sequence[str],
     mean_weights: Array,
-    row_weights: Array,
+    query_weights: Array,
     roles: NDArray[np.int8],
     original_positions: Array,
 ) -> JsonObject:
@@ -102,17 +102,18 @@ def describe_prompt(
     Args:
         tokens: Their texts, from `token_texts`.
         mean_weights: [layer, head, key] Those of the mean query; NaN where there is no later query.
-        row_weights: [layer, head, query, key] Those of the last queries; no layer without queries.
+        query_weights: [layer, head, query, key] Those of the last queries; no layer without
+            queries.
         roles: Indices into TOKEN_ROLES.
         original_positions: The number that a token shares with the same token under other
             conditions; below 0 if there is none.
     """
     elements = np.array([*_list_elements(tokens, roles)])
     starts, ends = elements.T
-    row_count = row_weights.shape[2]
+    query_count = query_weights.shape[2]
     key_positions = np.arange(len(tokens))
     # the mean sees every key, as if its query came after the prompt
-    query_positions = np.array([len(tokens), *key_positions[len(tokens) - row_count :]])
+    query_positions = np.array([len(tokens), *key_positions[len(tokens) - query_count :]])
     # [query, key] whether the key comes after the query, which therefore does not see it
     is_later_key = key_positions > query_positions[:, None]
     # [key, region] 1 where the region has the key, else 0
@@ -121,8 +122,8 @@ def describe_prompt(
     for layer, layer_means in enumerate(mean_weights):
         # [head, query, key]
         weights = layer_means[:, None]
-        if row_count:
-            weights = np.concatenate([weights, row_weights[layer]], axis=1)
+        if query_count:
+            weights = np.concatenate([weights, query_weights[layer]], axis=1)
         is_unseen = is_later_key | np.isnan(weights)
         weights = np.where(is_unseen, 0, weights.astype(np.float64))
         region_sums.append((weights @ region_masks).round(MASS_DIGITS).tolist())
@@ -134,7 +135,7 @@ def describe_prompt(
         "position": starts.tolist(),
         "size": (ends - starts).tolist(),
         "tokens": len(tokens),
-        "rows": row_count,
+        "rows": query_count,
         "layers": packed_layers,
         "sums": region_sums,
     }
@@ -157,7 +158,7 @@ def _pack_weights(weights: Array, is_unseen: Array, elements: Array) -> str:
     cumulated_sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
     element_weights = cumulated_sums[..., ends] - cumulated_sums[..., starts]
     levels = np.rint(WEIGHT_LEVELS * np.sqrt(element_weights.clip(0, 1))).astype(np.uint8)
-    levels[is_unseen[..., starts]] = UNSEEN_KEY
+    levels[is_unseen[..., starts]] = UNSEEN_LEVEL
     return base64.b64encode(levels.tobytes()).decode()
 
 
@@ -170,8 +171,8 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
     starts = [index for index, token in enumerate(tokens) if token or index == 0]
     elements = zip(starts, [*starts[1:], len(tokens)], strict=True)
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
-        run = list(group)
+        role_elements = list(group)
         if role == FILLER_INDEX:
             # from the start of the first element to the end of the last
-            yield run[0][0], run[-1][1]
-        yield from run
+            yield role_elements[0][0], role_elements[-1][1]
+        yield from role_elements

@@ -52,13 +52,13 @@ def fill_template(name: str, facts: Mapping[str, Any]) -> str:
     environment.filters["visible"] = partial(visible, kept_characters="\n\t")
     code_variables: dict[str, str] = {}
     for kind, file_names in CODE_FILES.items():
-        source = "".join(
+        code = "".join(
             files(TEMPLATE_PACKAGE).joinpath(file_name).read_text(encoding="utf-8")
             for file_name in file_names
         )
-        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         # Our own code is not escaped. The page's policy runs only code with this hash.
-        code_variables[kind] = Markup(source)
+        code_variables[kind] = Markup(code)
         code_variables[f"{kind}_hash"] = f"sha256-{digest}"
     page = environment.get_template(name).render(facts, made_by=software_facts(), **code_variables)
     return page.encode("utf-8", "replace").decode()

@@ -28,13 +28,13 @@ from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.display.value_texts import (
     define_flips,
-    estimate,
-    interval,
+    format_estimate,
+    format_interval,
+    format_margin,
+    format_p_value,
+    format_verdict,
     label,
-    p_value,
-    points,
     replace_accuracy,
-    verdict,
 )
 from harness.errors import list_first
 from harness.experiment.conditions import read_contrast
@@ -92,7 +92,7 @@ def _collect_facts(
     conditions = describe_conditions(
         [row["condition"] for row in rows if row["baseline"] == board.baseline]
     )
-    packed_index, packed_blocks = pack_samples(
+    packed_facts, packed_blocks = pack_samples(
         samples, baseline=board.baseline, conditions=conditions, contrasts=rows
     )
     images = []
@@ -116,11 +116,11 @@ def _collect_facts(
         "results": show_comparison(board),
         "define_flips": define_flips(rows),
         "further_tables": show_side_tables(board).values(),
-        "margin": points(rows[0]["margin"]),
+        "margin": format_margin(rows[0]["margin"]),
         "board": board,
         "receipts": lines_and_receipts,
         "samples": len(samples),
-        "index": packed_index,
+        "index": packed_facts,
         "blocks": packed_blocks,
     }
 
@@ -209,20 +209,22 @@ def _describe_verdict(row: Row) -> str:
     """The verdict for a sentence, with its margin."""
     margin = row["margin"]
     if row["verdict"] == "equivalent":
-        return f"equivalent within {points(margin)}"
+        return f"equivalent within {format_margin(margin)}"
     # the place among other texts is in the sentence beside it, so it is left out here
-    return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
+    return format_verdict(
+        row["verdict"], row["role"], row["within_margin"], margin, row["by_format"]
+    )
 
 
 def _describe_difference(row: Row) -> str:
     """The difference of a row with names, unit, interval and adjusted p, if there is one."""
     change, low, high = row["difference"], row["low"], row["high"]
-    names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
-    # not `difference`, because the unit stands before the interval
+    names_text = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
+    # not `format_difference`, because the unit stands before the interval
     text = (
-        f"{names}: {estimate(change, low, high)} points "
-        f"{interval(low, high, has_sign=True)}".rstrip()
+        f"{names_text}: {format_estimate(change, low, high)} points "
+        f"{format_interval(low, high, has_sign=True)}".rstrip()
     )
     if row["p_adjusted"] is not None:
-        text += f", adjusted p {p_value(row['p_adjusted'])}"
+        text += f", adjusted p {format_p_value(row['p_adjusted'])}"
     return text

@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.result_tables import records
+from harness.analysis.result_tables import list_rows
 from harness.constants import JsonObject, Row
-from harness.display.value_texts import define_flips, flips
+from harness.display.value_texts import define_flips, format_flips
 from harness.grading import GRADERS
 from harness.runs.run_reader import Run
 
@@ -55,7 +55,7 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
                 prompt_by_sample[
                     prompt.layout, str(prompt.condition), sample.problem_id, sample.sample_index
                 ] = prompt
-        for row in records(run.samples):
+        for row in list_rows(run.samples):
             prompt = prompt_by_sample[
                 row["layout"], row["condition"], row["problem_id"], row["sample_index"]
             ]
@@ -98,28 +98,30 @@ def pack_samples(
     groups_by_problem: dict[str, dict[str, list[Row]]] = {}
     for sample in samples:
         if sample["condition"] in condition_names:
-            groups = groups_by_problem.setdefault(sample["problem_id"], {})
-            groups.setdefault(name_group(sample), []).append(sample)
-    page_index = {
+            samples_by_group = groups_by_problem.setdefault(sample["problem_id"], {})
+            samples_by_group.setdefault(name_group(sample), []).append(sample)
+    page_facts = {
         "baseline": baseline,
         "conditions": conditions,
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
         "graders": GRADERS,
         "flips": {
-            name_group(row): flips(row["wrong_to_right"], row["right_to_wrong"])
+            name_group(row): format_flips(row["wrong_to_right"], row["right_to_wrong"])
             for row in contrasts
         },
         "define_flips": define_flips(contrasts),
         "problems": [
             # the index of the block, and the problem's index in it
-            _describe_problem(groups) | {"at": divmod(index, PROBLEMS_PER_BLOCK)}
-            for index, groups in enumerate(groups_by_problem.values())
+            _describe_problem(samples_by_group) | {"at": divmod(index, PROBLEMS_PER_BLOCK)}
+            for index, samples_by_group in enumerate(groups_by_problem.values())
         ],
     }
     problem_entries = list(map(_describe_samples, groups_by_problem.values()))
-    block_starts = range(0, len(problem_entries), PROBLEMS_PER_BLOCK)
-    blocks = [pack(problem_entries[start : start + PROBLEMS_PER_BLOCK]) for start in block_starts]
-    return pack(page_index), blocks
+    blocks = [
+        pack(problem_entries[start : start + PROBLEMS_PER_BLOCK])
+        for start in range(0, len(problem_entries), PROBLEMS_PER_BLOCK)
+    ]
+    return pack(page_facts), blocks
 
 
 def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
