@@ -35,14 +35,14 @@ def check_model(model: str) -> tuple[str, bool]:
     with TemporaryDirectory() as folder:
         run_path = Path(folder, "run")
         try:
-            paragraphs.append(_check_answers(model, run_path))
+            paragraphs.append(_run_problems(model, run_path))
             paragraphs.append(_check_attention(run_path))
         except HarnessError as error:
             return "\n\n".join([*paragraphs, f"FAIL    {error}"]), True
     return "\n\n".join(paragraphs), False
 
 
-def _check_answers(model: str, run_path: Path) -> str:
+def _run_problems(model: str, run_path: Path) -> str:
     """Run the problems of doctor.yaml, store the run, and return its table."""
     config = load_config(
         resources.folder("configs") / "runs" / "doctor.yaml",
@@ -64,12 +64,12 @@ def _check_attention(run_path: Path) -> str:
     for folder_name, engine_arguments in (("reference", None), ("engine", {})):
         settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine_arguments)
         traces_path = run_path.with_name(folder_name)
-        prompts = PromptsConfig(run=run_path, n=1)
-        probe(prompts, settings, traces_path, lambda finished, total: None)
+        prompts_config = PromptsConfig(run=run_path, n=1)
+        probe(prompts_config, settings, traces_path, lambda finished, total: None)
         with AttentionTraces(traces_path) as traces:
             mean_weights.append(traces.get(traces.problem_ids[0], "mless").mean_all)
-    reference_weights, engine_weights = mean_weights
-    difference = float(np.nanmax(np.abs(engine_weights - reference_weights)))
+    hugging_face_weights, engine_weights = mean_weights
+    difference = float(np.nanmax(np.abs(engine_weights - hugging_face_weights)))
     message = f"Attention differs from that of Hugging Face by at most {difference:.1e}"
     # not `>`, which would let NaN pass
     if not difference <= WEIGHT_TOLERANCE:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attention_probe.probe_settings import ProbeSettings, refuse_changed_model
 from attention_probe.probed_model import Measure, flatten_prompts, open_model
-from attention_probe.prompts.prompts_config import PromptsConfig, open_source
+from attention_probe.prompts.prompts_config import PromptsConfig, load_source
 from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_problem
 from attention_probe.traces import HEADER_FILE, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
@@ -33,17 +33,17 @@ Advance = Callable[[int, int], None]
 
 
 def probe(
-    prompts: PromptsConfig,
+    prompts_config: PromptsConfig,
     settings: ProbeSettings,
     path: Path,
     advance: Advance,
 ) -> JsonObject:
-    """Open the prompts and measure them: what `mless probe` does.
+    """Load the prompts and measure them: what `mless probe` does.
 
-    The arguments and errors are those of `open_source` and `run_probe`.
+    The arguments and errors are those of `load_source` and `run_probe`.
     """
-    source = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    return run_probe(source, prompts, settings, path, advance)
+    source = load_source(prompts_config, settings.conditions, settings.load_tokenizer)
+    return run_probe(source, prompts_config, settings, path, advance)
 
 
 def run_probe(
@@ -87,16 +87,16 @@ def run_probe(
         with AttentionTraces(path) as traces:
             traces.join_header(header)
             refuse_differing_traces(traces, prompts_by_problem)
-            if not select_missing(traces, prompts_by_problem):
+            if not select_unmeasured_problems(traces, prompts_by_problem):
                 advance(len(prompts_by_problem), len(prompts_by_problem))
                 return traces.receipt
-    with open_model(settings, prompts_by_problem) as (measure, checks):
+    with open_model(settings, prompts_by_problem) as (measure, check_results):
         receipt = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": asdict(settings),
             "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
             **_describe_prompts(source, criterion, len(problems)),
-            "self_check": checks,
+            "self_check": check_results,
             **versions_and_hashes.software_facts(),
         }
         # The folder is created after the model has been opened, so a failure leaves none behind.
@@ -145,10 +145,10 @@ def refuse_differing_traces(
             )
 
 
-def select_missing(
+def select_unmeasured_problems(
     traces: AttentionTraces, prompts_by_problem: Mapping[str, PromptsByCondition]
 ) -> list[PromptsByCondition]:
-    """The prompts of every problem that has no trace under some condition.
+    """The prompts of every problem that has no trace under some condition, problem by problem.
 
     A problem is measured under all conditions even if a single trace is missing: the common queries
     need all of its prompts.
@@ -167,12 +167,12 @@ def add_missing_traces(
     advance: Advance,
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
-    missing_prompts = select_missing(traces, prompts_by_problem)
-    finished_count = len(prompts_by_problem) - len(missing_prompts)
+    unmeasured_problems = select_unmeasured_problems(traces, prompts_by_problem)
+    finished_count = len(prompts_by_problem) - len(unmeasured_problems)
     advance(finished_count, len(prompts_by_problem))
     # Short problems first. The order must not change, because figures resample problems in it.
-    missing_prompts.sort(key=lambda problem_prompts: max(map(len, problem_prompts.values())))
-    for problem_prompts in missing_prompts:
+    unmeasured_problems.sort(key=lambda problem_prompts: max(map(len, problem_prompts.values())))
+    for problem_prompts in unmeasured_problems:
         fields_by_condition = measure(problem_prompts)
         for condition, prompt in problem_prompts.items():
             if not traces.has(prompt.problem_id, condition):

@@ -187,15 +187,15 @@ def find_base_conditions(source: Source, names: Iterable[str]) -> Collection[str
             f"{source.name} has no condition {absent_text}: expected one of "
             f"{list_near(absent_text, source.conditions)}."
         )
-    answer_names = [
+    answer_filled_names = [
         name
         for name, condition in condition_by_name.items()
         if condition in source.answer_filled_conditions
     ]
-    if answer_names:
+    if answer_filled_names:
         raise ConfigError(
             f"{source.name} does not record where in the answer the filler of "
-            f"{', '.join(answer_names)} stands: leave it out of --conditions."
+            f"{', '.join(answer_filled_names)} stands: leave it out of --conditions."
         )
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
     if not all(prompt.requested_prompt.segments for prompt in prompts):
@@ -269,8 +269,10 @@ def check_prompt_and_row_sizes(settings: ProbeSettings, prompts: Sequence[Tokeni
     if options.rows is None:
         return
     head_count = len(set(settings.layers)) * int(config.num_attention_heads)
+    # each stored row of a head has a weight for every token of its prompt
     weights_per_head = sum(options.count_rows(prompt) * len(prompt) for prompt in prompts)
-    row_bytes = 4 * head_count * weights_per_head  # in float32
+    # a weight has 4 bytes in float32
+    row_bytes = 4 * head_count * weights_per_head
     if row_bytes > MOST_ROW_BYTES:
         raise ConfigError(
             f"--rows {options.rows} takes {row_bytes / 1e9:.1f} GB for {len(prompts)} prompts, and "

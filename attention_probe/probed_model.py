@@ -46,8 +46,8 @@ def open_model(
     if settings.engine is None:
         loaded_model = settings.load_model(settings.dtype)
         float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
-        checks = self_check(loaded_model, prompts, options, float32_model)
-        yield partial(measure_problem, loaded_model, options=options), checks
+        check_results = self_check(loaded_model, prompts, options, float32_model)
+        yield partial(measure_problem, loaded_model, options=options), check_results
         return
     # An intervention may leave a gap in the positions, which needs context as tokens do. Its size
     # is the second value of `find_gap`.

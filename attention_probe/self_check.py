@@ -58,14 +58,16 @@ def self_check(
         loaded_model, token_ids[:1], request=CaptureRequest(keeps_activations=options.activations)
     )
     sums = captured_sums(loaded_model, token_ids)
-    checks: dict[str, Any] = {
+    check_results: dict[str, Any] = {
         "condition": prompt.condition,
         "prompt_tokens": len(prompt),
         "eager_error": largest_difference(sums, eager_sums(loaded_model, token_ids)),
     }
     if float32_model is not None:
-        checks["dtype_error"] = largest_difference(sums, captured_sums(float32_model, token_ids))
-    return checks
+        check_results["dtype_error"] = largest_difference(
+            sums, captured_sums(float32_model, token_ids)
+        )
+    return check_results
 
 
 def captured_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:

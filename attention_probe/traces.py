@@ -97,7 +97,7 @@ class TraceHeader:
         return recorded_indices.index(index)
 
 
-class _HeaderFile(msgspec.Struct):
+class _HeaderContent(msgspec.Struct):
     """The content of `header.json`.
 
     Attributes:
@@ -134,13 +134,13 @@ class AttentionTraces:
             raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
         with _explain_read_errors(header_path):
             content = json.loads(header_path.read_bytes())
-            header_file = as_record(_HeaderFile, content, header_path)
-        self.header = header_file.header
-        self.receipt = header_file.receipt
+            header_content = as_record(_HeaderContent, content, header_path)
+        self.header = header_content.header
+        self.receipt = header_content.receipt
         self.path = path
         self._lock = folder_lock
         """Held until the end of `with` if traces may be added; None for reading."""
-        self._entry_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
+        self._path_and_entry_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
         """The file and the facts of each trace by problem and condition, as they were added."""
         # the names are numbers with leading zeros, so traces are sorted in the order of adding
         for trace_path in sorted(path.glob("*.safetensors")):
@@ -170,7 +170,7 @@ class AttentionTraces:
             array_definitions = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(15, header, receipt, array_definitions))
+            content = msgspec.to_builtins(_HeaderContent(15, header, receipt, array_definitions))
             with explain_write_errors(path):
                 write_whole(path / HEADER_FILE, json.dumps(content, indent=1))
                 # a killed session leaves unfinished files, which nobody reads
@@ -192,7 +192,9 @@ class AttentionTraces:
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         # The entries are in the order of their numbers. A damaged file may have been deleted, so
         # the last number may exceed the number of files.
-        last_number = next((int(path.stem) for path, _ in reversed(self._entry_by_key.values())), 0)
+        last_number = next(
+            (int(path.stem) for path, _ in reversed(self._path_and_entry_by_key.values())), 0
+        )
         trace_path = self.path / f"{last_number + 1:08d}.safetensors"
         with explain_write_errors(trace_path), open_atomic(trace_path) as file:
             file.write(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
@@ -216,7 +218,7 @@ class AttentionTraces:
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the folder holds this trace."""
-        return (problem_id, condition) in self._entry_by_key
+        return (problem_id, condition) in self._path_and_entry_by_key
 
     def get(self, problem_id: str, condition: str) -> Trace:
         """The trace of a problem under a condition.
@@ -225,7 +227,7 @@ class AttentionTraces:
             KeyError: there is no such trace.
             JournalError: it is damaged.
         """
-        path, _ = self._entry_by_key[problem_id, condition]
+        path, _ = self._path_and_entry_by_key[problem_id, condition]
         with _explain_read_errors(path):
             facts = _read_facts(path)
             arrays = safetensors.numpy.load_file(path)
@@ -243,7 +245,7 @@ class AttentionTraces:
 
     def entries(self) -> list[PromptFacts]:
         """The facts of all traces, in the order in which they were added."""
-        return [entry for _, entry in self._entry_by_key.values()]
+        return [entry for _, entry in self._path_and_entry_by_key.values()]
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -259,7 +261,7 @@ class AttentionTraces:
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __iter__(self) -> Iterator[Trace]:
-        return (self.get(*key) for key in self._entry_by_key)
+        return (self.get(*key) for key in self._path_and_entry_by_key)
 
     def __enter__(self) -> Self:
         return self
@@ -272,7 +274,7 @@ class AttentionTraces:
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
         """Remember the file and the identifying facts of a trace."""
         entry = msgspec.convert(facts, PromptFacts)
-        self._entry_by_key[entry.problem_id, entry.condition] = path, entry
+        self._path_and_entry_by_key[entry.problem_id, entry.condition] = path, entry
 
 
 def _read_facts(path: Path) -> JsonObject:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from attention_probe.figures.figure_config import PromptsConfig
 from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.prompts_config import open_source
+from attention_probe.prompts.prompts_config import load_source
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.report import table
@@ -97,7 +97,7 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
         HarnessError: The stored traces are of something else, or new ones cannot be measured.
     """
     settings = ProbeSettings(model=model, layers=LAYERS, conditions=("wo", *FILLED))
-    source = open_source(prompts, FILLED, settings.load_tokenizer)
+    source = load_source(prompts, FILLED, settings.load_tokenizer)
     path = folder / f"{source.prompts_sha256[:8]}.traces"
     run_probe(source, prompts, settings, path)
     problem_ids = [problem.id for problem in select(source, prompts)]

@@ -96,7 +96,7 @@ def probe(
         "n": n,
         **parse_overrides(overrides),
     }
-    prompts = validate(PromptsConfig, prompt_values, "prompts")
+    prompts_config = validate(PromptsConfig, prompt_values, "prompts")
     settings = ProbeSettings(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
@@ -107,7 +107,7 @@ def probe(
         engine={} if engine else None,
     )
     with progress_bar("probe problems") as advance:
-        receipt = probe_run.probe(prompts, settings, output, advance)
+        receipt = probe_run.probe(prompts_config, settings, output, advance)
     show_traces(output, receipt)
 
 

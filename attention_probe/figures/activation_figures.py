@@ -51,13 +51,13 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     """
     problem_ids = chosen_problems(traces, _CONDITIONS)
     clusters = traces.clusters(problem_ids)
-    # the quantities, and their numbers by condition, [prompt, quantity], have the same order
     first_trace = traces.get(problem_ids[0], BASELINE)
-    quantities = [(name, np.nan, activation_unit(name)) for name in first_trace.activations]
-    quantities += [
+    quantity_rows = [(name, np.nan, activation_unit(name)) for name in first_trace.activations]
+    quantity_rows += [
         ("histogram", bin_start, "share of activations") for bin_start in _BIN_EDGES[:-1]
     ]
-    quantity_table = pandas.DataFrame(quantities, columns=["quantity", "x", "unit"])
+    # its rows, and the columns of the numbers by condition, [prompt, quantity], have the same order
+    quantity_table = pandas.DataFrame(quantity_rows, columns=["quantity", "x", "unit"])
     numbers_by_condition = {
         condition: pandas.DataFrame(
             [_read_numbers(traces.get(problem_id, condition)) for problem_id in problem_ids]

@@ -1,7 +1,7 @@
 """Figures of attention curves, rows times heads as in the study, optionally with accuracy bars.
 
 What qualifies the numbers is drawn with them: the definition and what is left out on the axes,
-stamps above each panel (selected on outcome, published numbers), and counts and bands in the note.
+warnings above each panel (selected on outcome, published numbers), counts and bands in the note.
 """
 
 import textwrap
@@ -62,12 +62,12 @@ def draw_figure(
             _label_axes(axes, panel, config, panel_points)
             _shade_region(axes, panel, panel_points)
             warning = "selected on outcome" if panel_points["on_outcome"].any() else ""
-            stamp(axes, panel.title.replace(" Layer ", "\nLayer "), warning)
+            write_title(axes, panel.title.replace(" Layer ", "\nLayer "), warning)
         if config.bars and bars is not None:
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
             warning = "" if (bars["kind"] == "bar").all() else "published numbers"
-            stamp(axes, visible(config.bars.title), warning)
+            write_title(axes, visible(config.bars.title), warning)
     return figure
 
 
@@ -90,8 +90,10 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
-        x, mean = curve.index, curve["mean"]
-        colour, line_name = look.colour, panel.line_name(condition)
+        x = curve.index
+        mean = curve["mean"]
+        colour = look.colour
+        line_name = panel.line_name(condition)
         # the dotted line runs below the solid one; a name that begins with "_" is not in the legend
         axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{line_name}")
         axes.plot(
@@ -134,13 +136,14 @@ def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> N
             )
 
 
-def _scale_axes(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
+def _scale_axes(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """Set the ends of the axes: those of the config, or else so that all solid lines fit.
 
     Heads differ too much for one scale: the lines of most would lie on the axis.
     """
-    axes.set_xlim(panel.x_limits or (0, points["x"].max()))
-    solid_points = points[points["x"].between(*axes.get_xlim()) & _is_reached(points)]
+    axes.set_xlim(panel.x_limits or (0, panel_points["x"].max()))
+    is_solid = panel_points["x"].between(*axes.get_xlim()) & _is_reached(panel_points)
+    solid_points = panel_points[is_solid]
     # an axis needs a positive end, even if all values are 0
     highest_value = float(np.nanmax(solid_points[["mean", "high"]])) or 1.0
     axes.set_ylim(panel.y_limits or (0, 1.05 * highest_value))
@@ -163,7 +166,7 @@ def _label_axes(
         axes.set_ylabel(f"{config.y_label}\n({QUERIES_BY_DEFINITION[config.definition]})")
 
 
-def stamp(axes: Axes, title: str, warning: str) -> None:
+def write_title(axes: Axes, title: str, warning: str) -> None:
     """Write the panel's title, and under it in red a warning that a reader must see first."""
     # the title is lifted by one line if there is a warning below it
     axes.set_title(title, pad=3 + bool(warning) * (FONT_POINTS + 0.5))
@@ -179,17 +182,17 @@ def stamp(axes: Axes, title: str, warning: str) -> None:
         )
 
 
-def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
+def _draw_bars(axes: Axes, bars: pandas.DataFrame, y_limits: Limits) -> None:
     """Draw a group of bars for each model, at the x of the model's index.
 
     Published accuracies have no interval and are not rounded.
     """
-    models = table["model"].unique()
-    is_measured = (table["kind"] == "bar").all()
+    models = bars["model"].unique()
+    is_measured = (bars["kind"] == "bar").all()
     # The second of a model's three bars stands at the index, so the bars are counted from -1. A bar
     # is 0.25 wide, and the distance of two bars is 0.27.
     for bar_position, condition in enumerate(BAR_CONDITIONS, start=-1):
-        rows = table[table["condition"] == condition].set_index("model").reindex(models)
+        rows = bars[bars["condition"] == condition].set_index("model").reindex(models)
         mean, low, high = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
         model_bars = axes.bar(
             np.arange(len(models)) + 0.27 * bar_position,

@@ -258,7 +258,8 @@ class FigureConfig(Strict):
 
     def _make_panel(self, row_index: int, column_index: int) -> Panel:
         """The panel of a row and a head, by their indices."""
-        row_config, head = self.rows[row_index], self.heads[column_index]
+        row_config = self.rows[row_index]
+        head = self.heads[column_index]
         # a figure that reproduces one of the study's shows as many positions as the study does
         last_position = 120 if row_config.view == "full" else 60
         # the figure's title names the model if all panels have the same
@@ -348,7 +349,8 @@ def _pair_sections(config_values: Any, file_values: Any) -> list[tuple[Any, Any]
     """
     section_pairs = [(config_values, file_values)]
     for key in ("heads", "models", "rows"):
-        sections, file_sections = config_values.get(key), file_values.get(key)
+        sections = config_values.get(key)
+        file_sections = file_values.get(key)
         if isinstance(sections, list) and isinstance(file_sections, list):
             section_pairs += zip(sections, file_sections, strict=False)
     # what is not a mapping is left for the schema to refuse

@@ -16,7 +16,7 @@ from attention_probe.figures.figure_numbers import read_bars, read_curves
 from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.probe_run import Advance, run_probe
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.prompts_config import PromptsConfig, open_source
+from attention_probe.prompts.prompts_config import PromptsConfig, load_source
 from attention_probe.traces import AttentionTraces
 from harness.analysis.problem_selection import select
 from harness.display.figures.figure_style import write_figure
@@ -48,7 +48,8 @@ def make_figure(
     if config.traces is None:
         _refuse_missing_heads(config)
     has_curves = config.kind == "curves"
-    receipts, point_tables = [], []
+    receipts = []
+    point_tables = []
     # all panels of a model share its traces, so each model is loaded once
     for model, layers in config.layers_by_model.items():
         settings = ProbeSettings(
@@ -101,7 +102,7 @@ def _refuse_missing_heads(config: FigureConfig) -> None:
 
 def _measure_traces(
     settings: ProbeSettings,
-    prompts: PromptsConfig,
+    prompts_config: PromptsConfig,
     folder: Path,
     advance: Advance,
 ) -> Path:
@@ -110,14 +111,20 @@ def _measure_traces(
     Its name is a hash of the settings, the prompts and the selected problems, so that the same
     traces are measured only once.
     """
-    source = open_source(prompts, settings.conditions, settings.load_tokenizer)
+    source = load_source(prompts_config, settings.conditions, settings.load_tokenizer)
     settings = settings.complete_from(source)
     selected_problems = [
-        (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
+        (problem.id, problem.outcome, problem.is_control)
+        for problem in select(source, prompts_config)
     ]
     # colours and labels are left out, so that changing them does not start a new measurement
     recorded_settings = asdict(replace(settings, device=None))
-    hashed_content = [recorded_settings, source.prompts_sha256, selected_problems, prompts.flip]
+    hashed_content = [
+        recorded_settings,
+        source.prompts_sha256,
+        selected_problems,
+        prompts_config.flip,
+    ]
     traces_path = folder / f"{hash_text(json.dumps(hashed_content))[:12]}.traces"
-    run_probe(source, prompts, settings, traces_path, advance=advance)
+    run_probe(source, prompts_config, settings, traces_path, advance=advance)
     return traces_path

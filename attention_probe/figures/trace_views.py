@@ -37,7 +37,8 @@ def read_view(path: Path) -> AttentionView:
         ConfigError: no problem has traces under all conditions.
     """
     with AttentionTraces(path) as traces:
-        header, conditions = traces.header, traces.conditions
+        header = traces.header
+        conditions = traces.conditions
         problems: list[JsonObject] = []
         packed_prompts = []
         for problem_id in shared_problems(traces, conditions):

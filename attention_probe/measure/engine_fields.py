@@ -13,7 +13,7 @@ from attention_probe.measure.prompt_fields import (
     attention_fields,
     select_queries,
 )
-from attention_probe.prompts.token_roles import PromptsByCondition, common_tokens
+from attention_probe.prompts.token_roles import PromptsByCondition, common_masks
 from harness.engines.attention_sums import record_sums, recording_request, single_query_sets
 from harness.engines.vllm_engine import VLLMEngine
 
@@ -22,7 +22,7 @@ def measure_in_engine(
     engine: VLLMEngine, prompts: PromptsByCondition, options: MeasurementOptions
 ) -> FieldsByCondition:
     """Measure a problem: the measured fields of a `Trace` by condition, as `measure_problem`."""
-    is_common_by_condition = common_tokens(prompts)
+    is_common_by_condition = common_masks(prompts)
     # vLLM's worker stacks the sets of several requests, so all must have the same number of sets
     most_rows = max(map(options.count_rows, prompts.values()))
     requests = []

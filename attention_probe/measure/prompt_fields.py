@@ -15,7 +15,7 @@ from attention_probe.measure.activations import BaselineStatistics, measure_acti
 from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture_attention
 from attention_probe.model.first_layers import LoadedModel
-from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
+from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_masks
 from harness.array_types import Integers
 from harness.engines.attention_sums import Weights, average_weights
 from harness.engines.engine_processes import SETS_WITHOUT_OWN_TOKEN
@@ -104,7 +104,7 @@ def measure_problem(
         prompts: The problem's prompts, the baseline first.
         options: Which measurements to make.
     """
-    is_common_by_condition = common_tokens(prompts)
+    is_common_by_condition = common_masks(prompts)
     fields_by_condition = {}
     baseline_statistics = None
     for condition, prompt in prompts.items():

@@ -46,7 +46,7 @@ class PromptsConfig(Criterion):
         return self
 
 
-def open_source(
+def load_source(
     prompts_config: PromptsConfig,
     conditions: Sequence[str],
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],

@@ -144,7 +144,7 @@ def tokenize_problem(
     for name in conditions:
         condition = remove_gap(name, problem.prompts)
         built_prompt = _build_prompt(problem, condition, tokenizer)
-        # for mypy: both are None only in prompts that no tokenizer was given for
+        # both are None only in prompts that no tokenizer was given for
         assert built_prompt.token_ids is not None and built_prompt.offsets is not None
         filler_positions = np.flatnonzero(built_prompt.token_roles == FILLER_INDEX).tolist()
         filler_span = (filler_positions[0], filler_positions[-1] + 1) if filler_positions else None
@@ -183,8 +183,8 @@ def remove_gap(name: str, conditions: Collection[str]) -> str:
     return condition if condition in conditions else name
 
 
-def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
-    """By condition, which tokens of its prompt are in all prompts.
+def common_masks(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
+    """By condition, a mask of the tokens of its prompt that are in all prompts.
 
     These tokens are the same, and in the same order, in every prompt.
     """

@@ -31,10 +31,10 @@ from harness.grading.relations import (
     Relation,
     as_relation,
     defined_value,
+    exact_part,
     is_multiple,
     same_comparison,
     same_sets,
-    without_rounding,
 )
 from harness.grading.units_and_words import AND, OR, numbered_name, readable_words
 
@@ -72,7 +72,8 @@ def same_mathematics(answer: str, target: str) -> bool:
     Raises:
         TooLarge: One of them would take too much work to compare.
     """
-    answer_readings, target_readings = readings(answer, target), readings(target, answer)
+    answer_readings = readings(answer, target)
+    target_readings = readings(target, answer)
     # The target `58,500` may be a number or a list. The answer `500,58` is the same only as a list,
     # so it is not accepted: the order counts, as it does in a number.
     is_ambiguous = len(target_readings) > 1 and any(map(_DIGIT_GROUPS.fullmatch, target_readings))
@@ -111,7 +112,8 @@ def _same_answer(answer: str, target: str) -> bool:
     """
     if answer == target:
         return True
-    answers, targets = split_members(answer), split_members(target)
+    answers = split_members(answer)
+    targets = split_members(target)
     if names_unknowns(answers) != names_unknowns(targets):
         # the order counts, because `x=1,y=2` is (1,2) and not (2,1)
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
@@ -164,7 +166,8 @@ def _same_element(answer: str, target: str) -> bool:
     if answer == target:
         return True
     # of `\frac13\approx0.33` only the exact part is compared
-    exact_answer, exact_target = without_rounding(answer), without_rounding(target)
+    exact_answer = exact_part(answer)
+    exact_target = exact_part(target)
     if exact_answer or exact_target:
         return _same_element(exact_answer or answer, exact_target or target)
     for compare in (_same_set, _same_relation, _same_date, _same_words, _same_union, _same_matrix):
@@ -192,11 +195,13 @@ def _same_words(answer: str, target: str) -> bool | None:
     None for other texts. Two texts of letters are words if one has `\\text`, if both have more than
     three letters, or if the gold answer looks like `no`. Otherwise they may be products, as `abc`.
     """
-    answer_words, target_words = readable_words(answer), readable_words(target)
+    answer_words = readable_words(answer)
+    target_words = readable_words(target)
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in (answer_words, target_words) and (are_words or _SHORT_WORD.fullmatch(target)):
         return answer_words == target_words
-    answer_name, target_name = numbered_name(answer), numbered_name(target)
+    answer_name = numbered_name(answer)
+    target_name = numbered_name(target)
     return None if None in (answer_name, target_name) else answer_name == target_name
 
 
@@ -223,7 +228,8 @@ def _same_entries(answer: str, target: str) -> bool:
     answer_brackets, answer_content = brackets(answer)
     target_brackets, target_content = brackets(target)
     if answer_brackets == target_brackets == "\\{\\}":
-        members, target_members = split_members(answer), split_members(target)
+        members = split_members(answer)
+        target_members = split_members(target)
         if members != [answer] or target_members != [target]:
             return _same_in_any_order(members, target_members)
         # neither set was split, so both are given by a condition after the element: `\{x|x<5\}`
@@ -250,7 +256,8 @@ def _same_relation(answer_text: str, target_text: str) -> bool | None:
 
     Relations are the same if their operators and terms are, or if they are multiples of each other.
     """
-    answer, target = as_relation(answer_text), as_relation(target_text)
+    answer = as_relation(answer_text)
+    target = as_relation(target_text)
     if not answer.operators and not target.operators:
         return None
     if not target.operators:

@@ -26,7 +26,8 @@ def authors_rule(prompt_and_completion: str, gold: str | None) -> tuple[bool, bo
     answer = authors_answer(prompt_and_completion)
     if answer is None or gold is None:
         return answer == gold, answer == gold
-    rewritten_answer, rewritten_gold = rewrite(answer), rewrite(gold)
+    rewritten_answer = rewrite(answer)
+    rewritten_gold = rewrite(gold)
     return rewritten_answer in rewritten_gold, rewritten_answer == rewritten_gold
 
 
@@ -85,13 +86,13 @@ def rewrite(answer: str) -> str:
 
 def _brace_roots(text: str) -> str:
     r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command gets braces."""
-    text_before, *arguments = text.split("\\sqrt")
-    return "\\sqrt".join([text_before, *map(_brace_first_character, arguments)])
+    text_before, *texts_after = text.split("\\sqrt")
+    return "\\sqrt".join([text_before, *map(_brace_first_character, texts_after)])
 
 
-def _brace_first_character(argument: str) -> str:
-    """`12` as `{1}2`; an argument in braces as it is."""
-    return argument if argument[0] == "{" else f"{{{argument[0]}}}{argument[1:]}"
+def _brace_first_character(text_after: str) -> str:
+    """`12` as `{1}2`; a text that begins with a brace as it is."""
+    return text_after if text_after[0] == "{" else f"{{{text_after[0]}}}{text_after[1:]}"
 
 
 def _brace_fractions(text: str) -> str:
@@ -99,11 +100,16 @@ def _brace_fractions(text: str) -> str:
 
     If only one character follows a `\frac`, the text stays as it is.
     """
-    braced_text, *fractions = text.split("\\frac")
-    for fraction in fractions:
-        if fraction[0] != "{":
-            if len(fraction) < 2:
-                return text
-            fraction = f"{{{fraction[0]}}}{_brace_first_character(fraction[1:])}"
-        braced_text += "\\frac" + fraction
+    braced_text, *texts_after = text.split("\\frac")
+    for text_after in texts_after:
+        braced_text += "\\frac"
+        # a numerator in braces is taken to have a denominator in braces, as `{1}{2}`
+        if text_after[0] == "{":
+            braced_text += text_after
+        # a single character is a numerator without a denominator
+        elif len(text_after) < 2:
+            return text
+        # `12` and `1{2}` become `{1}{2}`
+        else:
+            braced_text += f"{{{text_after[0]}}}{_brace_first_character(text_after[1:])}"
     return braced_text

@@ -98,14 +98,17 @@ class _Reader:
         evaluator: Knows the values of letters, and computes every step.
         position: The index of the next character.
         depth: The number of rules that are nested around the next character.
-        open_bar_count: 1 inside of bars, as in `|x+1|`, else 0. Opening and closing bars look
-            alike, so inside of bars the next bar closes them. Brackets inside of bars may contain
-            new bars: `|2(|x|+1)|`.
+        is_in_bars: Whether the next character is inside of bars, as in `|x+1|`. Opening and
+            closing bars look alike, so inside of bars the next bar closes them. Brackets inside of
+            bars may contain new bars: `|2(|x|+1)|`.
     """
 
     def __init__(self, text: str, evaluator: Any) -> None:
-        self.text, self.evaluator = text, evaluator
-        self.position, self.depth, self.open_bar_count = 0, 0, 0
+        self.text = text
+        self.evaluator = evaluator
+        self.position = 0
+        self.depth = 0
+        self.is_in_bars = False
 
     def peek(self) -> str:
         """The next character, "" at the end."""
@@ -122,29 +125,30 @@ class _Reader:
         """Match a pattern at the position, without moving it."""
         return pattern.match(self.text, self.position)
 
-    def read_nested(self, read_rule: Callable[[], Value], *, bar_count: int = 0) -> Value:
+    def read_nested(self, read_rule: Callable[[], Value], *, is_in_bars: bool = False) -> Value:
         """Read a rule one level deeper, and return to this level.
 
         Args:
             read_rule: The method that reads the rule.
-            bar_count: The value of `open_bar_count` on that level.
+            is_in_bars: Whether that level is inside of bars.
 
         Raises:
             TooLarge: The level is deeper than `DEEPEST_NESTING`, so recursion could fail.
         """
-        outer_bar_count, self.open_bar_count = self.open_bar_count, bar_count
+        was_in_bars = self.is_in_bars
+        self.is_in_bars = is_in_bars
         self.depth += 1
         if self.depth > DEEPEST_NESTING:
             raise TooLarge("nested too deep")
         value = read_rule()
         self.depth -= 1
-        self.open_bar_count = outer_bar_count
+        self.is_in_bars = was_in_bars
         return value
 
     def starts_factor(self) -> bool:
         """Whether a factor comes next, so that a sign of multiplication is missing."""
         # inside of bars, a bar does not begin a factor but ends the value
-        return bool(self.match(_FACTOR_START)) or (self.peek() == "|" and not self.open_bar_count)
+        return bool(self.match(_FACTOR_START)) or (self.peek() == "|" and not self.is_in_bars)
 
     def read_sum(self) -> Value:
         """Read terms with plus and minus signs between them: `2x-3+y`."""
@@ -157,7 +161,9 @@ class _Reader:
         """Read a rule after any number of plus and minus signs: `--2`."""
         is_negative = False
         while self.peek() in ("+", "-"):
-            is_negative ^= self.peek() == "-"
+            # each minus sign changes the sign of the value
+            if self.peek() == "-":
+                is_negative = not is_negative
             self.position += 1
         value = read_rule()
         return self.evaluator.times(Fraction(-1), value) if is_negative else value
@@ -235,21 +241,21 @@ class _Reader:
         if character in _CLOSING_BRACKET_BY_OPENING:
             return self.read_enclosed(character, _CLOSING_BRACKET_BY_OPENING[character])
         if character == "|":
-            return self.evaluator.function("abs", self.read_enclosed("|", "|", bar_count=1))
+            return self.evaluator.function("abs", self.read_enclosed("|", "|", is_in_bars=True))
         command_match = self.match(_COMMAND)
         if command_match and command_match[1] not in LETTER_COMMANDS:
             self.position = command_match.end()
             return self.read_nested(
-                lambda: self.read_command(command_match[1]), bar_count=self.open_bar_count
+                lambda: self.read_command(command_match[1]), is_in_bars=self.is_in_bars
             )
         return self.read_name()
 
     def read_enclosed(
-        self, opening_bracket: str, closing_bracket: str, *, bar_count: int = 0
+        self, opening_bracket: str, closing_bracket: str, *, is_in_bars: bool = False
     ) -> Value:
         """Read a sum in brackets. The opening one comes next, or is "" if it was read before."""
         self.position += len(opening_bracket)
-        value = self.read_nested(self.read_sum, bar_count=bar_count)
+        value = self.read_nested(self.read_sum, is_in_bars=is_in_bars)
         if not self.accept(closing_bracket):
             raise Unreadable("brackets that do not match")
         return value
@@ -257,16 +263,17 @@ class _Reader:
     def read_command(self, command: str) -> Value:
         """Read what follows a command, such as `{1}{2}` after `\\frac`."""
         if command in ("frac", "binom"):
-            upper_value, lower_value = self.read_argument(), self.read_argument()
+            upper_value = self.read_argument()
+            lower_value = self.read_argument()
             if command == "frac":
                 return self.evaluator.times(upper_value, 1 / lower_value)
             return self.evaluator.function("binom", upper_value, lower_value)
         if command == "sqrt":
             # `\sqrt[3]{8}` has a degree, and `\sqrt{4}` is a square root
             root_degree = self.read_enclosed("[", "]") if self.peek() == "[" else Fraction(2)
-            earlier_letter_reads = self.evaluator.letter_reads
+            earlier_read_count = self.evaluator.letter_read_count
             value = self.read_argument()
-            has_letters = self.evaluator.letter_reads > earlier_letter_reads
+            has_letters = self.evaluator.letter_read_count > earlier_read_count
             return self.evaluator.root(value, root_degree, has_letters=has_letters)
         if command in _CLOSING_COMMAND_BY_OPENING:
             return self.evaluator.function(

@@ -141,7 +141,9 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
     Raises:
         TooLarge: No point is left, and one was skipped because a value was too large.
     """
-    evaluator, has_values, size_error = Evaluator(), False, None
+    evaluator = Evaluator()
+    has_values = False
+    size_error = None
     for point_index in range(POINT_COUNT):
         try:
             value = evaluator.value(answer, point_index)
@@ -235,20 +237,22 @@ class Evaluator:
 
     Attributes:
         letters: The letters so far, each with its index.
-        letter_reads: How many times a letter was read. The reader compares it before and after a
-            root, to know whether the root is that of a number.
+        letter_read_count: How many times a letter was read. The reader compares it before and after
+            a root, to know whether the root is that of a number.
     """
 
     def __init__(self) -> None:
         self.letters: dict[str, int] = {}
-        self.letter_reads = 0
+        self.letter_read_count = 0
         # whether the formula that is computed has i or the root of a negative number
         self._may_be_complex = False
-        self._point_index, self._remaining_pair_budget = 0, PAIR_BUDGET
+        self._point_index = 0
+        self._remaining_pair_budget = PAIR_BUDGET
 
     def value(self, formula: str, point_index: int) -> Value | None:
         """The formula's value at the point with this index; None where it has no value."""
-        self._point_index, self._may_be_complex = point_index, False
+        self._point_index = point_index
+        self._may_be_complex = False
         self._spend(len(formula) // 16)
         with mpmath.workprec(PRECISION_BITS):
             try:
@@ -287,7 +291,7 @@ class Evaluator:
         if name == "i":
             self._may_be_complex = True
             return mpmath.mpc(0, 1)
-        self.letter_reads += 1
+        self.letter_read_count += 1
         return letter_value(self.letters.setdefault(name, len(self.letters)), self._point_index)
 
     def plus(self, a: Value, b: Value) -> Value:

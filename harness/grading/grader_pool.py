@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 
 from harness.grading.answer_extraction import Grade, GradeJob, list_accepted_texts, read_answer
 from harness.grading.grader_worker import COMPARISON_STEP, GraderProcess
-from harness.grading.other_graders import COLUMNS_BY_STEP, list_audit_texts
+from harness.grading.other_graders import COLUMNS_BY_STEP, select_audit_texts
 from harness.resources import count_cores
 
 MOST_WORKERS = 8
@@ -53,10 +53,10 @@ class GraderPool:
         self._threads = ThreadPoolExecutor(len(self._processes), "mless-grader")
         # the process that was used last is used again first, so that few jobs start few processes
         self._idle_processes = [*self._processes]
-        self._result_by_key: dict[bytes, Future[Grade]] = {}
+        self._future_by_key: dict[bytes, Future[Grade]] = {}
         """The result of each job, by its key: equal jobs run once."""
         self._pending_count = 0
-        self._finished_jobs: SimpleQueue[tuple[Hashable, Grade | Future[Grade]]] = SimpleQueue()
+        self._finished_results: SimpleQueue[tuple[Hashable, Grade | Future[Grade]]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -77,20 +77,20 @@ class GraderPool:
         """
         self._pending_count += 1
         if isinstance(job, Grade):
-            self._finished_jobs.put((tag, job))
+            self._finished_results.put((tag, job))
             return
-        grade, comparison = _grade_as_text(job)
-        steps = [COMPARISON_STEP] if comparison else []
-        request = {"grade": asdict(grade), **comparison}
+        grade, comparison_fields = _grade_as_text(job)
+        steps = [COMPARISON_STEP] if comparison_fields else []
+        request = {"grade": asdict(grade), **comparison_fields}
         if self._with_audit:
             # the authors' rule looks for a box, so it cannot grade an answer that is a line
             steps += ["math_verify"] if job.is_line else COLUMNS_BY_STEP
-            request["audit"] = list_audit_texts(job)
+            request["audit"] = select_audit_texts(job)
         # without steps the grade is final, and no worker is needed
         if steps:
             self._enqueue(tag, request, steps)
         else:
-            self._finished_jobs.put((tag, grade))
+            self._finished_results.put((tag, grade))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade]]:
         """Return all finished results in the order of finishing.
@@ -104,10 +104,11 @@ class GraderPool:
         results: list[tuple[Any, Grade]] = []
         with suppress(Empty):
             while self._pending_count:
-                tag, job_result = self._finished_jobs.get(timeout=0 if results else timeout_s)
+                tag, result = self._finished_results.get(timeout=0 if results else timeout_s)
                 self._pending_count -= 1
-                grade = job_result.result() if isinstance(job_result, Future) else job_result
-                results.append((tag, grade))
+                if isinstance(result, Future):
+                    result = result.result()
+                results.append((tag, result))
         return results
 
     def drain(self) -> Iterator[tuple[Any, Grade]]:
@@ -118,13 +119,13 @@ class GraderPool:
     def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: Sequence[str]) -> None:
         """Let a process do the job, unless an equal job has been submitted."""
         key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
-        if key not in self._result_by_key:
-            if len(self._result_by_key) >= MOST_CACHED_RESULTS:
+        if key not in self._future_by_key:
+            if len(self._future_by_key) >= MOST_CACHED_RESULTS:
                 # a dictionary keeps the order of insertion, so this is the oldest result
-                del self._result_by_key[next(iter(self._result_by_key))]
-            self._result_by_key[key] = self._threads.submit(self._grade, key, request, steps)
-        self._result_by_key[key].add_done_callback(
-            lambda future: self._finished_jobs.put((tag, future))
+                del self._future_by_key[next(iter(self._future_by_key))]
+            self._future_by_key[key] = self._threads.submit(self._grade, key, request, steps)
+        self._future_by_key[key].add_done_callback(
+            lambda future: self._finished_results.put((tag, future))
         )
 
     def _grade(self, key: bytes, request: Mapping[str, Any], steps: Sequence[str]) -> Grade:
@@ -136,7 +137,7 @@ class GraderPool:
         finally:
             self._idle_processes.append(process)
         if not is_reproducible:
-            self._result_by_key.pop(key, None)
+            self._future_by_key.pop(key, None)
         return grade
 
 
@@ -152,5 +153,5 @@ def _grade_as_text(job: GradeJob) -> tuple[Grade, dict[str, Any]]:
     targets = list_accepted_texts(job, answer)
     if answer in targets:
         return Grade(verdict="correct", answer=answer), {}
-    comparison = {"targets": targets, "decimal": job.decimal_sign}
-    return Grade(verdict="incorrect", answer=answer), comparison
+    comparison_fields = {"targets": targets, "decimal": job.decimal_sign}
+    return Grade(verdict="incorrect", answer=answer), comparison_fields

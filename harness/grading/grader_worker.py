@@ -106,7 +106,8 @@ class GraderProcess:
             GraderError: No process can be started.
         """
         columns = dict(request["grade"])
-        remarks, is_reproducible = [], True
+        remarks = []
+        is_reproducible = True
         for step in steps:
             self._start_process()
             try:

@@ -13,8 +13,8 @@ from harness.grading.units_and_words import (
     HEDGES,
     OR,
     in_digits,
-    mark_bases_and_lists,
-    mark_loose_words,
+    rewrite_bases_and_conjunctions,
+    rewrite_loose_words,
     rewrite_text_group,
 )
 
@@ -246,7 +246,7 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
     for pattern, replacement in _REWRITING_RULES:
         text = pattern.sub(replacement, text)
     # `\dfrac` is now `\frac`, and `\text{1 or 2}` a text that can be split at its `or`
-    text = mark_bases_and_lists(_COMMAND.sub(_rename_command, text))
+    text = rewrite_bases_and_conjunctions(_COMMAND.sub(_rename_command, text))
     digit_group_pattern = _DIGIT_GROUPS if commas_group_digits else _DIGIT_GROUPS_WITHOUT_COMMA
     # `1,000` becomes 1000, clause by clause, because no list of numbers extends beyond a clause
     text = "".join(
@@ -433,12 +433,12 @@ def _separates_entries(digit_group: re.Match[str]) -> bool:
 
 
 def _rewrite_outside_text(piece: str) -> str:
-    r"""Mark the words of a piece without `\text`, write `sqrt` as `\sqrt`, and remove blanks.
+    r"""Write loose words of a piece as `\text{...}`, `sqrt` as `\sqrt`, and remove blanks.
 
     A blank stays where its neighbours would join: see `_INNER_BLANK`.
     """
     # `\!` prints nothing. It stayed until here because it may stand between digit groups.
-    piece = _TYPED_FUNCTION.sub(r"\\\1 ", mark_loose_words(piece)).replace("\\!", "")
+    piece = _TYPED_FUNCTION.sub(r"\\\1 ", rewrite_loose_words(piece)).replace("\\!", "")
     # a mixed number such as `3 1/2` is recognised by its blank, so it is rewritten first
     piece = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece))
     return _BARE_MATHBB.sub(r"\\mathbb{\1}", _INNER_BLANK.sub(r"\1", piece))

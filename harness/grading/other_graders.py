@@ -15,7 +15,7 @@ from harness.grading.answer_extraction import GradeJob
 from harness.grading.authors_rule import authors_rule
 
 
-def list_audit_texts(job: GradeJob) -> dict[str, str]:
+def select_audit_texts(job: GradeJob) -> dict[str, str]:
     r"""The texts of a job that the other graders read.
 
     The prompt is left out if no grader reads it, so that equal jobs are done once. The authors'
@@ -77,7 +77,7 @@ def run_step(step: str, audit_texts: Mapping[str, str]) -> StepResult:
 
     Args:
         step: The name of the step.
-        audit_texts: From `list_audit_texts`.
+        audit_texts: From `select_audit_texts`.
 
     Raises:
         MemoryError: The process reached its limit and can no longer be trusted.

@@ -36,14 +36,15 @@ OPERATORS = frozenset(
     \mapsto \iff \subset \subseteq \propto \perp \parallel \Leftrightarrow
     """.split()
 )
-FLIPPED_OPERATORS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+FLIPPED_BY_OPERATOR = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 """Each operator, and the one that means the same after both terms are exchanged."""
 MOST_BOUNDS = 15
 """Most bounds of two sets together, of which the three names of infinity count too. The cost is
 quadratic in this number. Longer unions and lists are compared member by member."""
 ELEMENT_SEPARATORS = frozenset([",", ";", OR, AND])
 REALS = "\\mathbb{R}"
-UNION_SIGNS, DIFFERENCE_SIGNS = frozenset(["\\cup"]), frozenset(["\\setminus"])
+UNION_SIGNS = frozenset(["\\cup"])
+DIFFERENCE_SIGNS = frozenset(["\\setminus"])
 SET_OPERATORS = UNION_SIGNS | DIFFERENCE_SIGNS
 _OPERATORS_BY_BRACKETS = {
     "()": (">", "<"),
@@ -52,7 +53,7 @@ _OPERATORS_BY_BRACKETS = {
     "[]": ("\\ge", "\\le"),
 }
 """How the numbers of an interval compare with its lower end, and with its upper end."""
-_COMPARISON_BY_OPERATOR = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), strict=True))
+_COMPARISON_BY_OPERATOR = dict(zip(FLIPPED_BY_OPERATOR, (lt, gt, le, ge, eq, ne), strict=True))
 _INFINITY_BY_NAME = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
@@ -174,7 +175,7 @@ def defined_value(
     return last_term if all(are_same(term, last_term) for term in earlier_terms) else None
 
 
-def without_rounding(text: str) -> str:
+def exact_part(text: str) -> str:
     r"""The exact part `x=\frac13` of `x=\frac13\approx0.33`; empty for other texts."""
     terms, operators = as_relation(text)
     if operators[-1:] != ["\\approx"]:
@@ -191,13 +192,14 @@ def same_comparison(answer: Relation, target: Relation) -> bool:
     """
     if len(answer.operators) != 1 or len(target.operators) != 1:
         return False
-    operator, target_operator = answer.operators[0], target.operators[0]
-    if operator not in FLIPPED_OPERATORS or target_operator not in FLIPPED_OPERATORS:
+    operator = answer.operators[0]
+    target_operator = target.operators[0]
+    if operator not in FLIPPED_BY_OPERATOR or target_operator not in FLIPPED_BY_OPERATOR:
         return False
     differences = [f"({terms[0]})-({terms[1]})" for terms, _ in (answer, target)]
     ratio = constant_ratio(*differences)
     return ratio != 0 and target_operator == (
-        operator if ratio > 0 else FLIPPED_OPERATORS[operator]
+        operator if ratio > 0 else FLIPPED_BY_OPERATOR[operator]
     )
 
 
@@ -207,36 +209,40 @@ def same_sets(answer: str, target: str) -> bool | None:
     A set is an inequality such as `1<=x<2`, `|x|<3` or `x\ne 2`, several of these, intervals,
     points, `\mathbb{R}`, and what `\cup` and `\setminus` make of them. Sets are the same if they
     have the same numbers at all their bounds and between these. If a bound has a letter, as in
-    `x<a`, this must hold for several values of the letter.
+    `x<a`, this must hold at several points, which give the letter different values.
 
-    A comma can mean `and` or `or`, and the sets need to be the same in one reading only. A reading
-    that gives the empty set, or all numbers although there are bounds, is discarded.
+    A comma can mean `and` or `or`, and the sets need to be the same in one reading only. Every
+    point is tested by itself, so the reading need not be the same at all of them. At one point it
+    must be proper. At the others the set may be empty, as `a<x<b` is where a is above b.
     """
     number_line = _NumberLine()
     has_proper_reading = False
     for point_index in range(POINT_COUNT):
         try:
-            answer_results, target_results = number_line.tabulate_memberships(
-                [answer, target], point_index
-            )
+            common_readings = number_line.find_common_readings(point_index, answer, target)
         except (Unreadable, TooLarge):
             return None
-        # `x<5` and `y<5` are not sets of the same letter
-        if len(number_line.letters) > 1:
-            return None
-        # the readings in which both sets contain the same numbers
-        common_results = answer_results & target_results
-        if not common_results:
+        if not common_readings:
             return False
-        # A reading counts if the set has some numbers and lacks others. If no set has bounds, as
-        # `\mathbb{R}`, there is a single position, and the reading counts too.
-        has_proper_reading |= any(
-            len(are_members) == 1 or len(set(are_members)) == 2 for are_members in common_results
-        )
+        if any(map(_is_proper, common_readings)):
+            has_proper_reading = True
         # bounds without letters are the same at every point
         if not number_line.evaluator.letters:
             break
     return has_proper_reading
+
+
+Reading = tuple[bool, ...]
+"""For each tested number, whether a set contains it in one meaning of its commas."""
+
+
+def _is_proper(reading: Reading) -> bool:
+    r"""Whether a reading shows that two sets are the same: it has some numbers and lacks others.
+
+    The empty set, or all numbers although there are bounds, may come from the wrong meaning of a
+    comma. Without bounds, as in `\mathbb{R}`, a single number is tested, and all are meant.
+    """
+    return len(reading) == 1 or len(set(reading)) == 2
 
 
 Combination = Callable[[Iterable[bool]], bool]
@@ -271,26 +277,31 @@ class _NumberLine:
         self.letters: set[str] = set()
         self.evaluator = Evaluator()
 
-    def tabulate_memberships(
-        self, set_texts: list[str], point_index: int
-    ) -> list[set[tuple[bool, ...]]]:
-        """For each set and each meaning of a comma, whether the set contains each tested number.
+    def find_common_readings(self, point_index: int, *set_texts: str) -> set[Reading]:
+        """The readings that all sets have at a point.
 
-        A number is tested at each bound and between neighbouring bounds. If a text has no comma,
-        both meanings have the same result, and the set of results has one element.
+        A number is tested at each bound and between neighbouring bounds. Each meaning of a comma
+        gives a reading of a set. If a text has no comma, both meanings give the same one.
+
+        Raises:
+            Unreadable: A text is not a set, or the sets have different letters, as `x<5` and `y<5`.
         """
-        self.point_index, self.value_by_bound = point_index, dict(_INFINITY_BY_NAME)
+        self.point_index = point_index
+        self.value_by_bound = dict(_INFINITY_BY_NAME)
         memberships_by_set = [
             [self.read_set(set_text, comma_meaning) for comma_meaning in (any, all)]
             for set_text in set_texts
         ]
+        if len(self.letters) > 1:
+            raise Unreadable("different letters")
         self.bounds: list[Value] = sorted(set(self.value_by_bound.values()))
         # Bound i has the position 2 * i. The first and last bounds are infinities, not numbers.
         positions = range(1, 2 * len(self.bounds) - 2)
-        return [
+        readings_by_set = [
             {tuple(map(contains, positions)) for contains in memberships}
             for memberships in memberships_by_set
         ]
+        return set.intersection(*readings_by_set)
 
     def read_set(self, text: str, comma_meaning: Combination = any) -> Membership:
         """Read a list, a difference, a union, a relation, all real numbers, or an interval.
@@ -361,7 +372,7 @@ class _NumberLine:
             return self.read_set(terms[1])
         # the chain `1<x<2` states `x>1` and `x<2`
         if len(terms) == 3:
-            flipped_operator = FLIPPED_OPERATORS.get(operators[0], "")
+            flipped_operator = FLIPPED_BY_OPERATOR.get(operators[0], "")
             memberships = [
                 self.read_comparison(terms[1], flipped_operator, terms[0]),
                 self.read_comparison(terms[1], operators[1], terms[2]),
@@ -393,15 +404,15 @@ class _NumberLine:
         # the side with the unknown becomes the left one
         if not _SIGNED_VARIABLE.fullmatch(left_term):
             left_term, right_term = right_term, left_term
-            operator = FLIPPED_OPERATORS.get(operator, "")
-        if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED_OPERATORS:
+            operator = FLIPPED_BY_OPERATOR.get(operator, "")
+        if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED_BY_OPERATOR:
             raise Unreadable("no comparison of a letter")
         self.letters.add(left_term.strip("-|"))
         membership = self.read_bound(operator, right_term)
         # `x<5` has only this bound
         if left_term[0] not in "-|":
             return membership
-        opposite_membership = self.read_bound(FLIPPED_OPERATORS[operator], f"-({right_term})")
+        opposite_membership = self.read_bound(FLIPPED_BY_OPERATOR[operator], f"-({right_term})")
         # `-x<5` is `x>-5`, so only the opposite bound counts
         if left_term[0] == "-":
             return opposite_membership

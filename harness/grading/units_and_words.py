@@ -135,13 +135,13 @@ _TRIGONOMETRIC_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])
 r"""Matches `\sin` in `\sin 30\degree`, where the degrees are not the unit of the value."""
 
 
-def mark_bases_and_lists(text: str) -> str:
-    r"""Write bases as subscripts, and mark `\text{and}` and `\text{or}`."""
+def rewrite_bases_and_conjunctions(text: str) -> str:
+    r"""Write bases as subscripts, and `\text{and}` and `\text{or}` as their marks."""
     return _BASE_IN_WORDS.sub(r"_{\1}", _AND_OR_AS_TEXT.sub(_mark_and_or, text))
 
 
-def mark_loose_words(text: str) -> str:
-    r"""Mark `and`, `or` and words beside numbers or letters in a text without `\text`."""
+def rewrite_loose_words(text: str) -> str:
+    r"""Write `and` and `or` as their marks, and words beside numbers or letters as `\text{...}`."""
     return _LOOSE_WORD.sub(r"\\text{\g<0>}", _AND_OR.sub(_mark_and_or, text))
 
 
@@ -170,7 +170,7 @@ def rewrite_text_group(
     if content in _PLAIN_SYMBOL_BY_CONTENT:
         return _PLAIN_SYMBOL_BY_CONTENT[content]
     text_group = f"\\text{{{content}}}"
-    # these words stay as text until `mark_bases_and_lists` replaces them
+    # these words stay as text until `rewrite_bases_and_conjunctions` replaces them
     if content.lstrip(", ") in ("and", "or"):
         return text_group
     if content.endswith((" and", " or")):
@@ -198,9 +198,12 @@ def in_digits(plain_text: str) -> str:
     if not match:
         return plain_text
     sign, number_words = match.groups()
-    # the sum of the groups that are complete, and the value of the group so far
-    total, group_value = 0, None
-    # each scale must be smaller than the one before, as in `two million three thousand`
+    # the sum of the groups that are complete
+    total = 0
+    # the value of the group so far, None before its first word
+    group_value = None
+    # each scale must be smaller than the one before, as in `two million three thousand`; the first
+    # may be any, and no word has a scale as large as this
     last_scale = 10**15
     for word in re.findall(r"[a-z]+", number_words):
         new_group_value = _extend_group(group_value, word)
@@ -209,7 +212,9 @@ def in_digits(plain_text: str) -> str:
             group_value = new_group_value
         # a scale ends its group; `hundred` is a part of a group, as in `two hundred five thousand`
         elif word != "hundred" and group_value and scale and scale < last_scale:
-            total, group_value, last_scale = total + group_value * scale, None, scale
+            total += group_value * scale
+            group_value = None
+            last_scale = scale
         else:
             # the words are not a number, as in `two five`
             return plain_text
@@ -286,10 +291,10 @@ def split_unit(text: str) -> tuple[str, str]:
     - All else stays with the value: words that are not a unit, as in `5\text{ or more}`, and the
       degrees of an argument, as in `\sin 30\degree`.
     """
-    has_function = _TRIGONOMETRIC_FUNCTION.search(text)
+    function_match = _TRIGONOMETRIC_FUNCTION.search(text)
     # `30\degree C` and `30\degree\text{ north}` are not angles
-    has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
-    if "\\degree" in text and not has_function and not has_other_unit:
+    other_unit_match = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
+    if "\\degree" in text and not function_match and not other_unit_match:
         # in a sum or a fraction the sign may stand anywhere
         return re.sub(r"\\degree ?", "", text), "degree"
     unit_before = ""
@@ -303,8 +308,8 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, unit_before
     value = text.removesuffix(unit_match.group())
     factor, unit_words = _split_scale(unit_match["unit"])
-    is_unit_of_argument = "\\degree" in unit_words and has_function
-    if not value or not _is_unit(unit_words) or is_unit_of_argument:
+    # the degrees of `\sin 30\degree` are the unit of its argument
+    if not value or not _is_unit(unit_words) or (function_match and "\\degree" in unit_words):
         return text, unit_before
     # in `5\text{ million dollars}` the value is 5 times a million
     if factor > 1:
@@ -358,7 +363,8 @@ def _spell_unit(unit: str) -> str:
     """
     # commands become words, abbreviations lose their points, and `per` becomes a slash
     spelling = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(" per ", " / ")
-    name_words, power = [], 1
+    name_words = []
+    power = 1
     # words, powers such as `^2` or `^{2`, and signs
     for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", spelling):
         if word in ("square", "sq", "cubic", "cu"):

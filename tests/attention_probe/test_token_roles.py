@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize_problem
+from attention_probe.prompts.token_roles import ABSENT, ROLES, common_masks, tokenize_problem
 from harness import Run, errors
 from harness.constants import SEPARATOR
 from harness.experiment.conditions import NAMED_CONDITIONS, Placement, UnitCondition, as_condition
@@ -74,7 +74,7 @@ def assert_aligned(tokenized):
         assert (prompt.token_ids[is_original] == base.token_ids).all()
         assert (prompt.roles[is_original] == base.roles).all()
         assert not unpaired_positions(prompt)
-    assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
+    assert all(mask.sum() == len(base) for mask in common_masks(tokenized).values())
 
 
 @settings(max_examples=40)
@@ -174,7 +174,7 @@ def test_tokens_that_the_published_layout_merges_have_no_partner(kind):
         assert lost_positions(base, mless)
         lost = set().union(*(lost_positions(base, prompt) for prompt in tokenized.values()))
         common = np.delete(base.token_ids, list(lost)).tolist()
-        for name, mask in common_tokens(tokenized).items():
+        for name, mask in common_masks(tokenized).items():
             assert tokenized[name].token_ids[mask].tolist() == common
 
 

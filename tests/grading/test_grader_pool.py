@@ -238,7 +238,7 @@ def test_equal_jobs_are_done_once_and_remembered(request, pool_name, make_job):
     worker = suspend_worker()
     for tag in range(5):
         pool.submit(tag, make_job(f"{tag} "))
-    assert len(pool._result_by_key) == 2  # that of the fixture too
+    assert len(pool._future_by_key) == 2  # that of the fixture too
     worker.resume()
     results = dict(pool.drain())
     (result,) = set(results.values())

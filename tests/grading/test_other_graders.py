@@ -3,7 +3,7 @@ import pytest
 from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import GradeJob, GraderPool
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
-from harness.grading.other_graders import COLUMNS_BY_STEP, GRADERS, list_audit_texts
+from harness.grading.other_graders import COLUMNS_BY_STEP, GRADERS, select_audit_texts
 from tests.conftest import run_python
 from tests.grading.test_labelled_answers import DATASET
 from tests.make import module_fixture, with_cases
@@ -91,6 +91,6 @@ def test_importing_the_graders_imports_no_mathematics():
 @with_cases
 def test_a_prompt_that_no_grader_reads_makes_no_difference(prompt, completion):
     job = GradeJob(prompt=prompt, completion=completion, target="5")
-    essential = list_audit_texts(job)["prompt"]
+    essential = select_audit_texts(job)["prompt"]
     assert authors_rule(essential + completion, "5") == authors_rule(prompt + completion, "5")
     assert (essential == "") == (prompt == "" or "\\boxed" in completion)
