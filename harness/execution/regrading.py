@@ -325,7 +325,7 @@ def _is_no_answer(filter_text: str, completion: str) -> bool:
 def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
     """The completions of a table, or of a log of Inspect or lighteval. A row may hold several."""
     table = read_scores(path, metric, columns, needed_roles=("completion", "gold"))
-    for row_number, (location, row) in enumerate(table.rows, 1):
+    for row_number, (location, row) in enumerate(table.located_rows, 1):
         problem_id = str(row.get("item") or row_number)
         question = str(row.get("question") or problem_id)
         completions = read_completions(row["completion"], location)

@@ -21,7 +21,7 @@ from harness.runs.journal import list_shared_differences
 from harness.runs.run_paths import locate_runs
 from harness.runs.run_reader import HASH_KEY, VERSION_NAMES, Run
 
-_PERMITTED_CHANGES = re.compile(r"(greedy|model|prompts|versions)[.:]")
+_PERMITTED_CHANGE_PATTERN = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
 _FACT_NAMES = (
     *VERSION_NAMES,
@@ -34,11 +34,11 @@ _FACT_NAMES = (
     "seed",
 )
 """Facts besides the settings."""
-_CONFOUNDING_SETTINGS = re.compile(
+_CONFOUNDING_SETTING_PATTERN = re.compile(
     r"([\w-]+\.)*(greedy|(num_)?fewshot(_seed)?|examples|max_(gen_toks|(new_)?tokens)|\w+_limit)\b"
 )
 """Settings in which a difference would count as an effect: sampling, examples and limits."""
-_SEED_CHANGE = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
+_SEED_CHANGE_PATTERN = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
 
 
 def load_runs(
@@ -90,7 +90,7 @@ def _join_metrics(
     frames = [run.samples.assign(metric=metric) for run, metric in zip(runs, metrics, strict=True)]
     return replace(
         runs[0],
-        about={**runs[0].about, "metric": ", ".join(map(str, metrics)), "by": ["metric"]},
+        about=runs[0].about | {"metric": ", ".join(map(str, metrics)), "by": ["metric"]},
         read=lambda: stack_samples(frames),
     )
 
@@ -124,7 +124,7 @@ def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
     ).cumcount()
     return Run(
         name=" ".join(run.name for run in runs),
-        about={**runs[0].about, "receipts": receipts},
+        about=runs[0].about | {"receipts": receipts},
         receipt=runs[0].receipt,
         read=lambda: samples,
     )
@@ -136,7 +136,7 @@ def _find_pooling_obstacle(old_run: Run, new_run: Run) -> str:
     The runs must differ in their seed, if it is known, and in nothing else.
     """
     changes = _list_changes(old_run, new_run)
-    other_changes = [change for change in changes if not _SEED_CHANGE.match(change)]
+    other_changes = [change for change in changes if not _SEED_CHANGE_PATTERN.match(change)]
     has_seed = any(run.about.get("seed") is not None for run in (old_run, new_run))
     if has_seed and other_changes == changes:
         return "their seed is the same"
@@ -193,10 +193,10 @@ def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
                 f"{new_run.name} cannot be compared with {old_run.name}: {reason}."
             )
     first_run, *other_runs = run_by_name.values()
-    receipts = [dict(receipt) for receipt in first_run.receipts]
+    receipts = [*first_run.receipts]
     for run in other_runs:
         remarks = [*run.about.get("remarks", ()), *_list_changes(first_run, run)]
-        receipts += [{**receipt, "remarks": remarks} for receipt in run.receipts]
+        receipts += [receipt | {"remarks": remarks} for receipt in run.receipts]
     return receipts
 
 
@@ -210,7 +210,7 @@ def _find_comparison_obstacle(old_run: Run, new_run: Run) -> str:
         return reason
     if changes := _list_changes(old_run, new_run):
         # changes of other settings are permitted; `list_comparable_receipts` remarks on them
-        return "; ".join(filter(_CONFOUNDING_SETTINGS.match, changes))
+        return "; ".join(filter(_CONFOUNDING_SETTING_PATTERN.match, changes))
     runs = (old_run, new_run)
     # only files can be copies of each other: the files of folders are not read
     if not all(Path(run.name).is_file() for run in runs):
@@ -230,7 +230,7 @@ def _list_changes(old_run: Run, new_run: Run) -> list[str]:
     for run in (old_run, new_run):
         about = run.about
         known_facts = {name: about[name] for name in _FACT_NAMES if about.get(name) is not None}
-        settings = {**(about.get("settings") or {}), **known_facts}
+        settings = (about.get("settings") or {}) | known_facts
         if prompts_sha256 := about.get("prompts_sha256"):
             settings["prompts"] = prompts_sha256[:8]
         if run.receipt:  # logs and tables do not name their examples
@@ -246,12 +246,12 @@ def join_samples(runs: Sequence[Run]) -> pandas.DataFrame:
         ComparisonError: a run is given twice, two runs are of different problems, task or grader
             versions, or two runs share a model's label and differ in more than the condition.
     """
-    for earlier_run, later_run in combinations(runs, 2):
-        if Path(later_run.name).resolve() == Path(earlier_run.name).resolve():
-            raise ComparisonError(f"{later_run.name} is given twice.")
-        if reason := _describe_disagreement(earlier_run, later_run):
+    for old_run, new_run in combinations(runs, 2):
+        if Path(new_run.name).resolve() == Path(old_run.name).resolve():
+            raise ComparisonError(f"{new_run.name} is given twice.")
+        if reason := _describe_disagreement(old_run, new_run):
             raise ComparisonError(
-                f"{later_run.name} cannot be compared with {earlier_run.name}: {reason}. "
+                f"{new_run.name} cannot be compared with {old_run.name}: {reason}. "
                 "Use a separate command for each."
             )
     if len(runs) == 1:
@@ -325,8 +325,8 @@ def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
     reason = f"different {role}s have the ids {list_first(changed_ids)}"
     if role == HASH_KEY:
         return reason
-    example_id = changed_ids[0]
-    return f"{reason}: {old_texts[example_id]!r:.60} and {new_texts[example_id]!r:.60}"
+    first_changed_id = changed_ids[0]
+    return f"{reason}: {old_texts[first_changed_id]!r:.60} and {new_texts[first_changed_id]!r:.60}"
 
 
 def _describe_disagreement(old_run: Run, new_run: Run) -> str:
@@ -339,4 +339,4 @@ def _describe_disagreement(old_run: Run, new_run: Run) -> str:
         return "; ".join(
             change for change in changes if change.startswith((*VERSION_NAMES, "examples"))
         )
-    return "; ".join(change for change in changes if not _PERMITTED_CHANGES.match(change))
+    return "; ".join(change for change in changes if not _PERMITTED_CHANGE_PATTERN.match(change))

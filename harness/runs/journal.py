@@ -28,7 +28,7 @@ from harness.runs.stored_files import explain_write_errors, open_atomic, open_st
 SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
-_USER_CHANGE = re.compile(
+_USER_CHANGE_PATTERN = re.compile(
     r"config\.|limit|contrasts|primary"
     r"|problem .*, doc\.(problem|answer|alternatives|choices|cluster):"
 )
@@ -118,7 +118,7 @@ class Journal:
     def _write_line(self, record: JsonObject | KeyedRecord) -> None:
         """Write a whole line at the end of the file, or none of it."""
         line = msgspec.json.encode(record) + b"\n"
-        line_start, written_size = os.lseek(self._file_descriptor, 0, os.SEEK_END), 0
+        line_offset, written_size = os.lseek(self._file_descriptor, 0, os.SEEK_END), 0
         with explain_write_errors(self.path):
             try:
                 while written_size < len(line):
@@ -127,7 +127,7 @@ class Journal:
                 if written_size < len(line):
                     # a full disk takes a part of the line, and the part has to go; shortening a
                     # file works on a full disk too
-                    os.ftruncate(self._file_descriptor, line_start)
+                    os.ftruncate(self._file_descriptor, line_offset)
 
 
 class StoredJournal(Generic[Record]):
@@ -161,6 +161,7 @@ class StoredJournal(Generic[Record]):
         self.notes: list[JsonObject] = []
         self._numbered_lines = self._read_lines()
         self.header: JsonObject = {}
+        # a file without a line, of a process that was killed at once, has no header
         for line_number, line in islice(self._numbered_lines, 1):
             self.header = self._decode(_OBJECT_DECODER, line_number, line)
 
@@ -237,26 +238,30 @@ def replace_header(path: Path, header: JsonObject) -> None:
         shutil.copyfileobj(old_file, new_file)
 
 
-def list_differences(old: Any, new: Any, key: str = "") -> list[str]:
+def list_differences(old_value: Any, new_value: Any, key: str = "") -> list[str]:
     """The leaves in which two JSON values differ, such as `gen_kwargs.temperature: 0.0 -> 0.7`.
 
     `key` is the key of the two values themselves; it is empty at the top.
     """
-    if isinstance(old, dict) and isinstance(new, dict):
-        changes = []
-        for name in sorted(old.keys() | new.keys()):
+    if isinstance(old_value, dict) and isinstance(new_value, dict):
+        differences = []
+        for name in sorted(old_value.keys() | new_value.keys()):
             subkey = f"{key}.{name}" if key else name
-            changes += list_differences(old.get(name), new.get(name), subkey)
-        return changes
-    return [] if old == new else [f"{key}: {_short_json(old)} -> {_short_json(new)}"]
+            differences += list_differences(old_value.get(name), new_value.get(name), subkey)
+        return differences
+    return (
+        []
+        if old_value == new_value
+        else [f"{key}: {_short_json(old_value)} -> {_short_json(new_value)}"]
+    )
 
 
-def list_shared_differences(old: JsonObject, new: JsonObject) -> list[str]:
+def list_shared_differences(old_settings: JsonObject, new_settings: JsonObject) -> list[str]:
     """The settings that are in both mappings and differ."""
-    changes = []
-    for name in sorted(old.keys() & new.keys()):
-        changes += list_differences(old[name], new[name], name)
-    return changes
+    differences = []
+    for name in sorted(old_settings.keys() & new_settings.keys()):
+        differences += list_differences(old_settings[name], new_settings[name], name)
+    return differences
 
 
 def changed_settings_error(path: Path, changes: list[str]) -> JournalError:
@@ -265,7 +270,7 @@ def changed_settings_error(path: Path, changes: list[str]) -> JournalError:
     It names the settings that the user changed. What follows from them (hashes, generation
     arguments) is named only if nothing else changed.
     """
-    named_changes = [change for change in changes if _USER_CHANGE.match(change)] or changes
+    named_changes = [change for change in changes if _USER_CHANGE_PATTERN.match(change)] or changes
     changes_text = "; ".join(named_changes[:4])
     if len(named_changes) > 4:
         changes_text += f"; and {len(named_changes) - 4} more"

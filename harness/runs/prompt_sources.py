@@ -73,15 +73,15 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
         except PromptMismatchError:
             # a server's template may change segments; then the whole text is `template`
             spans = []
-        chunks, previous_end = [], 0
+        roles_and_texts, previous_end = [], 0
         for role, (start, end) in spans:
-            chunks += [
+            roles_and_texts += [
                 ("template", self.prompt[previous_end:start]),
                 (str(role), self.prompt[start:end]),
             ]
             previous_end = end
-        chunks.append(("template", self.prompt[previous_end:]))
-        return [(role, text) for role, text in chunks if text]
+        roles_and_texts.append(("template", self.prompt[previous_end:]))
+        return [(role, text) for role, text in roles_and_texts if text]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,9 @@ RUN_FORMAT = 1
 Record = TypeVar("Record")
 
 SESSION_PREFIX, TIMING_PREFIX = "session ", "timing "
+NOTE_KEY_PREFIXES = (SESSION_PREFIX, TIMING_PREFIX)
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
-NOTE_LINE_PREFIXES = tuple(
-    f'{{"key":"{prefix}'.encode() for prefix in (SESSION_PREFIX, TIMING_PREFIX)
-)
+NOTE_LINE_PREFIXES = tuple(f'{{"key":"{prefix}'.encode() for prefix in NOTE_KEY_PREFIXES)
 """Prefixes of the lines of notes."""
 
 
@@ -61,7 +60,7 @@ class Document(Struct):
     cluster: str = ""
 
 
-_LETTER_AND_SIGN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
+_LETTER_AND_SIGN_PATTERN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
 """Matches a text with a letter and a sign or line break, such as `Q: `."""
 
 
@@ -107,8 +106,8 @@ class StoredPrompt(Struct, omit_defaults=True):
         problem: Problem,
         built_prompt: BuiltPrompt,
         *,
-        read: str = "box",
-        thinking: Markers = (),
+        answer_form: str = "box",
+        markers: Markers = (),
     ) -> Self:
         """The stored form of a built prompt of a condition."""
         return cls(
@@ -122,8 +121,8 @@ class StoredPrompt(Struct, omit_defaults=True):
                 problem, built_prompt.prompt, condition_prompts.condition, condition_prompts.layout
             ),
             answer_prefix=built_prompt.answer_prefix,
-            thinking=thinking,
-            read=read,
+            thinking=markers,
+            read=answer_form,
             draw=condition_prompts.draw,
             other_answers=built_prompt.other_answers,
             sample=condition_prompts.sample_number,
@@ -144,7 +143,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         the label has only words or only signs, because any line of a solution may begin with it.
         """
         question_label = self._find_question_label()
-        if not _LETTER_AND_SIGN.match(question_label) or question_label not in completion:
+        if not _LETTER_AND_SIGN_PATTERN.match(question_label) or question_label not in completion:
             return completion
         reasoning_pattern = "|".join(
             rf"{re.escape(start_marker)}.*?(?:{re.escape(end_marker)}|\Z)"
@@ -155,8 +154,8 @@ class StoredPrompt(Struct, omit_defaults=True):
         # Whether the completion begins a line, and whether it begins in reasoning, follows from the
         # prompt. So the open marker and last character of the prompt are put before it, and are cut
         # off again at the end.
-        open_marker, _ = find_open_reasoning(self.prompt, self.thinking)
-        prompt_end = open_marker + (self.prompt or "\n")[-1:]
+        reasoning_start, _ = find_open_reasoning(self.prompt, self.thinking)
+        prompt_end = reasoning_start + (self.prompt or "\n")[-1:]
         question_pattern = rf"\n[ \t]*{re.escape(question_label)}.*"
         # The first alternative matches reasoning, which is put back as `\1`. The second one matches
         # a question outside reasoning and all text after it; then `\1` is empty, so it is removed.
@@ -171,8 +170,10 @@ class StoredPrompt(Struct, omit_defaults=True):
         A filler and blank texts are passed over, so the label is the same with and without filler.
         """
         segments = self.doc.get("segments") or ()
-        segments_before = [*takewhile(lambda segment: segment["role"] != "problem", segments)]
-        for segment in reversed(segments_before):
+        segments_before_problem = [
+            *takewhile(lambda segment: segment["role"] != "problem", segments)
+        ]
+        for segment in reversed(segments_before_problem):
             text = str(segment["text"]).lstrip()
             if text and segment["role"] != "filler":
                 return text if segment["role"] == "format" else ""
@@ -205,7 +206,8 @@ def stored_prompts(plan: Plan) -> list[StoredPrompt]:
     """The stored form of every prompt of a plan, by problem and then by task."""
     # a `PlanRow` has the arguments of `of`: task name, condition's prompts, problem, built prompt
     return [
-        StoredPrompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows
+        StoredPrompt.of(*plan_row, answer_form=plan.config.answer, markers=plan.thinking)
+        for plan_row in plan.rows
     ]
 
 
@@ -241,14 +243,14 @@ class AnswerScore(Struct, gc=False):
                 )
 
     @staticmethod
-    def of(scores_of_answers: Sequence[TokenScores], other_count: int) -> AnswerScore:
+    def of(scores_of_answers: Sequence[TokenScores], other_answer_count: int) -> AnswerScore:
         """The score of a problem of several accepted answers, of which the likeliest counts.
 
-        `scores_of_answers` has the accepted answers first, and then `other_count` others.
+        `scores_of_answers` has the accepted answers first, and then `other_answer_count` others.
         """
         return AnswerScore(
-            tokens=max(scores_of_answers[:-other_count], key=_sum_logprobs),
-            others=[*map(_sum_logprobs, scores_of_answers[-other_count:])],
+            tokens=max(scores_of_answers[:-other_answer_count], key=_sum_logprobs),
+            others=[*map(_sum_logprobs, scores_of_answers[-other_answer_count:])],
         )
 
     @property
@@ -497,14 +499,14 @@ def as_json(record: Struct) -> JsonObject:
     return msgspec.json.decode(msgspec.json.encode(record), type=JsonObject)
 
 
-def as_record(record_type: type[Record], json_value: object, origin: object) -> Record:
+def as_record(record_type: type[Record], json_value: object, location: object) -> Record:
     """A JSON value as a record.
 
     Raises:
-        RunError: it does not fit; the message names its origin (file or line) and the first wrong
+        RunError: it does not fit; the message names its location (file or line) and the first wrong
             field.
     """
     try:
         return msgspec.convert(json_value, record_type)
     except msgspec.ValidationError as error:
-        raise RunError(f"{origin}: {error}.") from None
+        raise RunError(f"{location}: {error}.") from None

@@ -178,7 +178,7 @@ class RunFiles:
         return sessions, {name: fact for name, fact in last_timing.items() if name != "key"}
 
 
-def read_prompts(folder_path: Path, identity: Identity) -> list[StoredPrompt]:
+def read_prompts(folder: Path, identity: Identity) -> list[StoredPrompt]:
     """Every prompt of a folder with its document.
 
     Raises:
@@ -186,21 +186,21 @@ def read_prompts(folder_path: Path, identity: Identity) -> list[StoredPrompt]:
             prompt or of the identity.
     """
     try:
-        with open_stored(folder_path / PROMPTS) as stream:
+        with open_stored(folder / PROMPTS) as stream:
             prompts = [msgspec.json.decode(line, type=StoredPrompt) for line in stream]
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
-        are_intact = all(
+        prompts_are_intact = all(
             hash_text(prompt.prompt) == prompt.prompt_sha256 and prompt.task in identity.tasks
             for prompt in prompts
         )
-        if are_intact and hash_prompts(prompts) == identity.prompts_sha256:
+        if prompts_are_intact and hash_prompts(prompts) == identity.prompts_sha256:
             return prompts
         reason = "its prompts are not those of the journal"
     except (OSError, ValueError, RecursionError, JournalError) as error:
         reason = str(error).rstrip(".")
     raise JournalError(
-        f"{folder_path / PROMPTS} is missing or damaged: {reason}. Repeat the command that made "
+        f"{folder / PROMPTS} is missing or damaged: {reason}. Repeat the command that made "
         "the run: it writes the file again."
     )
 

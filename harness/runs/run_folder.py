@@ -20,7 +20,7 @@ from harness.runs.journal import (
     list_differences,
     replace_header,
 )
-from harness.runs.records import SESSION_PREFIX, TIMING_PREFIX, Identity, StoredPrompt, as_json
+from harness.runs.records import NOTE_KEY_PREFIXES, Identity, StoredPrompt, as_json
 from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
@@ -77,14 +77,12 @@ class RunFolder:
     def note(self, key_prefix: str, facts: JsonObject) -> None:
         """Note in the journal that a session begins, or its timing; the prefix says which."""
         note_number = 1 + sum(key.startswith(key_prefix) for key in self.journal.keys)
-        self.journal.append({"key": f"{key_prefix}{note_number}", **facts})
+        self.journal.append({"key": f"{key_prefix}{note_number}"} | facts)
 
     @property
     def sample_keys(self) -> set[str]:
         """Keys of the recorded samples."""
-        return {
-            key for key in self.journal.keys if not key.startswith((SESSION_PREFIX, TIMING_PREFIX))
-        }
+        return {key for key in self.journal.keys if not key.startswith(NOTE_KEY_PREFIXES)}
 
     def sync_if_due(self) -> None:
         """Make all records safe from a power cut, every few seconds."""
@@ -216,18 +214,18 @@ def extend_identity(
     return new_identity
 
 
-def _keep_contrasts(stored: Identity, requested: Identity) -> Identity:
+def _keep_contrasts(stored_identity: Identity, requested_identity: Identity) -> Identity:
     """The requested identity with the stored contrasts, if it has all of them.
 
     The contrasts of added conditions are exploratory. So they are not among the tested ones, and
     none of them becomes the primary one.
     """
-    if not {*stored.contrasts} <= {*requested.contrasts}:
-        return requested
-    primary = stored.primary
-    if requested.primary in stored.contrasts:
-        primary = requested.primary
-    return replace(requested, contrasts=stored.contrasts, primary=primary)
+    if not {*stored_identity.contrasts} <= {*requested_identity.contrasts}:
+        return requested_identity
+    primary = stored_identity.primary
+    if requested_identity.primary in stored_identity.contrasts:
+        primary = requested_identity.primary
+    return replace(requested_identity, contrasts=stored_identity.contrasts, primary=primary)
 
 
 def _list_prompt_changes(
@@ -249,37 +247,39 @@ def _list_prompt_changes(
     return list(dict.fromkeys(changes))
 
 
-def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool) -> Identity:
+def _grow_identity(
+    stored_identity: Identity, requested_identity: Identity, *, keeps_prompts: bool
+) -> Identity:
     """The stored identity with the values of the requested one where growth is permitted.
 
     `keeps_prompts` says whether the requested run has every stored prompt unchanged.
     """
     # More problems: a higher limit, or a lower one that leaves out no stored prompt.
-    limit = stored.limit
-    if keeps_prompts or (requested.limit or math.inf) > (limit or math.inf):
-        limit = requested.limit
+    limit = stored_identity.limit
+    if keeps_prompts or (requested_identity.limit or math.inf) > (limit or math.inf):
+        limit = requested_identity.limit
     if not keeps_prompts:
-        return replace(stored, limit=limit)
+        return replace(stored_identity, limit=limit)
     # More samples and repeat runs of a task.
     tasks = {}
-    for name, task in stored.tasks.items():
-        requested_task = requested.tasks[name]
+    for name, task in stored_identity.tasks.items():
+        requested_task = requested_identity.tasks[name]
         tasks[name] = replace(
             task,
             samples=max(task.samples, requested_task.samples),
             replicates=max(task.replicates, requested_task.replicates),
         )
     # More tasks. If no stored task changed otherwise, `EXTENSION_KEYS` have only added tasks.
-    config = stored.config
-    if tasks.items() <= requested.tasks.items():
-        tasks = requested.tasks
-        config = config | {key: requested.config.get(key) for key in EXTENSION_KEYS}
+    config = stored_identity.config
+    if tasks.items() <= requested_identity.tasks.items():
+        tasks = requested_identity.tasks
+        config = config | {key: requested_identity.config.get(key) for key in EXTENSION_KEYS}
     return replace(
-        stored,
+        stored_identity,
         limit=limit,
         # More problems bring more prompts. The dataset's hash changes with them, its name does not.
-        prompts_sha256=requested.prompts_sha256,
-        dataset=replace(requested.dataset, name=stored.dataset.name),
+        prompts_sha256=requested_identity.prompts_sha256,
+        dataset=replace(requested_identity.dataset, name=stored_identity.dataset.name),
         tasks=tasks,
         config=config,
     )
@@ -288,5 +288,5 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
 def set_old_scores_aside(files: RunFiles) -> None:
     """Rename scores of another version, so that every sample is graded again."""
     if files.score_versions not in (None, current_score_versions()):
-        paths = (files.path / f"old-scores-{number}.jsonl" for number in count(1))
-        (files.path / SCORES).replace(next(path for path in paths if not is_stored(path)))
+        candidate_paths = (files.path / f"old-scores-{number}.jsonl" for number in count(1))
+        (files.path / SCORES).replace(next(path for path in candidate_paths if not is_stored(path)))

@@ -23,11 +23,10 @@ def locate_runs(names: Sequence[str]) -> list[RunPath]:
     Raises:
         ConfigError: a condition or a log is named twice, or a name is not a file name.
     """
-    log_by_condition: dict[str, Path] = {}
+    log_path_by_condition: dict[str, Path] = {}
     run_paths: list[RunPath] = []
     for name in names:
         condition, separator, file_name = name.partition("=")
-        log_path = Path(file_name)
         try:
             # a path may contain `=` itself
             if not separator or Path(name).exists():
@@ -35,14 +34,15 @@ def locate_runs(names: Sequence[str]) -> list[RunPath]:
                 continue
         except OSError as error:
             raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
+        log_path = Path(file_name)
         # only logs of lm-eval are joined: any other file is a run of its own
         if find_kind(log_path) != LM_EVAL:
             run_paths.append({condition: log_path})
             continue
-        if condition in log_by_condition or log_path in log_by_condition.values():
+        if condition in log_path_by_condition or log_path in log_path_by_condition.values():
             raise ConfigError(f"{name}: its condition or its log is named twice.")
-        log_by_condition[condition] = log_path
-    return [*run_paths, log_by_condition] if log_by_condition else run_paths
+        log_path_by_condition[condition] = log_path
+    return [*run_paths, log_path_by_condition] if log_path_by_condition else run_paths
 
 
 def locate_run(names: Sequence[str]) -> RunPath:
@@ -68,13 +68,13 @@ def _find_runs(path: Path) -> list[Path]:
     if not path.is_dir() or has_run_files(path) or _is_run(path):
         return [path]
     folders = []
-    for subfolder in _subfolders(path):
-        folders += [subfolder] if _is_run(subfolder) else _subfolders(subfolder)
-    if runs := list(filter(_is_run, folders)):
-        return runs
-    inspect_logs = [file for file in path.glob("*.*") if find_kind(file) == INSPECT]
+    for subfolder in _list_subfolders(path):
+        folders += [subfolder] if _is_run(subfolder) else _list_subfolders(subfolder)
+    if run_folders := list(filter(_is_run, folders)):
+        return run_folders
+    inspect_log_paths = [file for file in path.glob("*.*") if find_kind(file) == INSPECT]
     # a folder without any run is returned too, because its reader says what it lacks
-    return sorted(inspect_logs) or [path]
+    return sorted(inspect_log_paths) or [path]
 
 
 def has_run_files(folder: Path) -> bool:
@@ -89,6 +89,6 @@ def _is_run(folder: Path) -> bool:
     return any(folder.glob("samples_*.jsonl"))
 
 
-def _subfolders(path: Path) -> list[Path]:
+def _list_subfolders(path: Path) -> list[Path]:
     """The folders in a folder, in the order of their names."""
     return sorted(filter(Path.is_dir, path.iterdir()))

@@ -35,8 +35,8 @@ from harness.runs.logs.harness_logs import (
     read_scores,
 )
 from harness.runs.logs.lm_eval_files import find_logs
-from harness.runs.logs.lm_eval_logs import read_logs
-from harness.runs.logs.score_tables import describe_scores
+from harness.runs.logs.lm_eval_logs import read_run_fields
+from harness.runs.logs.score_tables import make_run_fields
 from harness.runs.prompt_sources import (
     AnsweredPrompt,
     Source,
@@ -130,7 +130,7 @@ class Run:
                 problems under one id.
         """
         if isinstance(path, pandas.DataFrame):
-            return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
+            return cls(**make_run_fields("frame", "frame", read_scores(path, metric, columns)))
         if isinstance(path, Mapping):
             run_name = " ".join(f"{condition}={file}" for condition, file in path.items())
             conditions_and_files = [(condition, Path(file)) for condition, file in path.items()]
@@ -144,8 +144,8 @@ class Run:
         condition, file = conditions_and_files[0]
         if len(conditions_and_files) == 1 and find_kind(file) != LM_EVAL:
             table = read_scores(file, metric, columns)
-            return cls(**describe_scores(str(file), condition or file.stem, table))
-        return cls(**read_logs(run_name, conditions_and_files, metric))
+            return cls(**make_run_fields(str(file), condition or file.stem, table))
+        return cls(**read_run_fields(run_name, conditions_and_files, metric))
 
     @classmethod
     def _of_folder(cls, folder: Path, metric: str | None) -> Run:
@@ -153,7 +153,7 @@ class Run:
         # a run of mless may hold lm-eval's logs too, but then its own files count
         log_paths = [] if has_run_files(folder) else find_logs(folder)
         if log_paths:
-            return cls(**read_logs(str(folder), [("", path) for path in log_paths], metric))
+            return cls(**read_run_fields(str(folder), [("", path) for path in log_paths], metric))
         run = cls.of(RunFiles(folder))
         if metric not in (None, run.metric):
             raise ConfigError(
@@ -173,7 +173,7 @@ class Run:
         model_arguments = receipt["config"]["model"]["model_args"]
         # all conditions have the same problem and answer, so a document of any of them will do
         doc_by_id = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
-        problem_hashes = {
+        hash_by_problem_id = {
             problem_id: hash_problem(doc, doc["answer"]) for problem_id, doc in doc_by_id.items()
         }
         # of a served model only the tokenizer may be here, so its name is the last choice
@@ -181,7 +181,7 @@ class Run:
         return cls(
             name=str(files.path),
             about=_describe_folder(files),
-            problems={HASH_KEY: problem_hashes},
+            problems={HASH_KEY: hash_by_problem_id},
             model=next(filter(None, model_names), None),
             model_arguments=model_arguments,
             receipt=receipt,
@@ -387,12 +387,12 @@ def _read_answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
     """
     answered_prompts = []
     for prompt, graded_samples in zip(files.prompts, files.graded_samples_of_prompts, strict=True):
-        first_samples = [
+        first_run_samples = [
             (sample, score) for sample, score in graded_samples if not sample.replicate
         ]
         # the journal has them in the order in which they finished
-        first_samples.sort(key=lambda graded_sample: graded_sample[0].sample_index)
+        first_run_samples.sort(key=lambda graded_sample: graded_sample[0].sample_index)
         answered_prompts.append(
-            AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(first_samples))
+            AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(first_run_samples))
         )
     return answered_prompts

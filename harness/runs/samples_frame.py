@@ -61,12 +61,12 @@ def load_run(
     if not replicates:
         frame = frame[frame["replicate"] == 0]
     if not reference_conditions:
-        reference_names = [
+        reference_condition_names = [
             name
             for name, condition in read_conditions(files.receipt["config"]).items()
             if condition.kind
         ]
-        frame = frame[~frame["condition"].isin(reference_names)]
+        frame = frame[~frame["condition"].isin(reference_condition_names)]
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
     frame["condition"] = frame["condition"].cat.remove_unused_categories()
     # users get plain columns; condition and layout keep the order of tables as categories
@@ -100,21 +100,21 @@ def make_frame(
         prompts: All prompts.
         graded_samples_of_prompts: Those of each prompt.
     """
-    frame = _sample_facts(prompts, graded_samples_of_prompts)
-    frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
+    frame = _make_sample_columns(prompts, graded_samples_of_prompts)
+    frame = frame.join(_make_prompt_columns(receipt, prompts), on="prompt_index")
     frame["correct"] = frame["verdict"] == "correct"
     frame["verdict"] = frame["verdict"].astype("category")
     # Without any answer the categories would have another type than in other runs, with which
     # `join_samples` could not join them.
     answer_categories = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
     frame["answer"] = pandas.Categorical(frame["answer"], categories=answer_categories)
-    frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})
+    frame = frame.astype({"level": int} | dict.fromkeys(GRADERS, "boolean"))
     return frame.sort_values(
         ["layout", "condition", "prompt_index", "replicate", "sample_index"], ignore_index=True
     ).drop(columns="prompt_index")
 
 
-def _sample_facts(
+def _make_sample_columns(
     prompts: Sequence[StoredPrompt], graded_samples_of_prompts: Iterable[Sequence[GradedSample]]
 ) -> pandas.DataFrame:
     """The columns that differ between samples of a prompt, and the index of the prompt.
@@ -154,7 +154,7 @@ def _sample_facts(
     return frame
 
 
-def _prompt_facts(receipt: JsonObject, prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
+def _make_prompt_columns(receipt: JsonObject, prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
     model_label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
     first_prompt_by_id: dict[str, StoredPrompt] = {}
@@ -177,19 +177,21 @@ def _prompt_facts(receipt: JsonObject, prompts: Sequence[StoredPrompt]) -> panda
                 "question": first_prompt.question,
             }
         )
-    columns = pandas.DataFrame(rows, dtype=object)
-    for name, column in columns.items():
+    prompt_frame = pandas.DataFrame(rows, dtype=object)
+    for name, column in prompt_frame.items():
         # in the order in which they first occur, which is that of tables
-        columns[name] = pandas.Categorical(
+        prompt_frame[name] = pandas.Categorical(
             column, categories=list(dict.fromkeys(column)), ordered=True
         )
     if any(prompt.draw for prompt in prompts):
-        columns["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
+        prompt_frame["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
     facts_by_condition = {
         name: condition.describe() for name, condition in read_conditions(receipt["config"]).items()
     }
     for name in ("filler", "filler_tokens", "placement", "words"):
         cells = [facts_by_condition.get(prompt.condition, {}).get(name) for prompt in prompts]
-        columns[name] = pandas.array(cells, dtype="Int32" if name == "filler_tokens" else "str")
-    columns["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
-    return columns
+        prompt_frame[name] = pandas.array(
+            cells, dtype="Int32" if name == "filler_tokens" else "str"
+        )
+    prompt_frame["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
+    return prompt_frame

@@ -69,9 +69,9 @@ def model_fingerprint(
     """
     path = Path(name)
     if path.is_file():
-        files = [path]
+        model_files = [path]
     elif path.is_dir():
-        files = sorted(
+        model_files = sorted(
             file
             for file in path.iterdir()
             # a model card and hidden files change no sample
@@ -79,7 +79,9 @@ def model_fingerprint(
         )
     else:
         return Fingerprint(name=name, revision=None if is_served else _hub_commit(name, revision))
-    return Fingerprint(name=path.name, sha256={file.name: hash_stored(file) for file in files})
+    return Fingerprint(
+        name=path.name, sha256={file.name: hash_stored(file) for file in model_files}
+    )
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:

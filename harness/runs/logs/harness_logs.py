@@ -58,7 +58,7 @@ def find_kind(path: Path) -> str:
 
 
 def read_scores(
-    source: Path | pandas.DataFrame,
+    file_or_frame: Path | pandas.DataFrame,
     metric: str | None,
     columns: str | None,
     needed_roles: tuple[str, ...] = ("item", "score"),
@@ -66,7 +66,7 @@ def read_scores(
     """The scores of a file or frame.
 
     Args:
-        source: The file or frame.
+        file_or_frame: The file or frame.
         metric: The scorer of Inspect, or the metric of lighteval.
         columns: See `score_tables.read_table`.
         needed_roles: The roles that a table must have.
@@ -74,12 +74,12 @@ def read_scores(
     Raises:
         HarnessError: the file is damaged, not finished or unclear.
     """
-    if isinstance(source, Path) and (kind := find_kind(source)) != TABLE:
-        reader_by_kind = {INSPECT: _read_inspect, LIGHTEVAL: _read_lighteval}
-        return reader_by_kind[kind](source, metric)
+    if isinstance(file_or_frame, Path) and (kind := find_kind(file_or_frame)) != TABLE:
+        read_log = _read_inspect if kind == INSPECT else _read_lighteval
+        return read_log(file_or_frame, metric)
     if metric:
-        raise ConfigError(f"{source} is a table: type --columns score={metric}.")
-    return read_table(source, columns, needed_roles)
+        raise ConfigError(f"{file_or_frame} is a table: type --columns score={metric}.")
+    return read_table(file_or_frame, columns, needed_roles)
 
 
 def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
@@ -97,26 +97,26 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
             f"{path}: {len(scored_samples)} of {expected_count} samples have scores, and the log's "
             f"status is {log.status}: expected all, and success. `inspect eval-retry` finishes it."
         )
-    rows = []
+    located_rows = []
     for sample in scored_samples:
         location = f"{path}, sample {sample.id}, epoch {sample.epoch}"
         question_texts = [sample.input]
         if isinstance(sample.input, list):
             question_texts = [message.text for message in sample.input if message.role == "user"]
         # if the user named no metric, the only one of the first sample counts for all samples
-        metric, value = _choose_score(
+        metric, metric_value = _choose_metric(
             location, {name: score.value for name, score in sample.scores.items()}, metric
         )
         row = {
             "item": sample.id,
             "sample": sample.epoch,
-            "score": value,
+            "score": metric_value,
             "completion": sample.output.completion,
             "gold": sample.target,
             "question": " ".join([*question_texts, *(sample.choices or ())]),
         }
-        rows.append((location, row))
-    return ScoreTable(source=INSPECT, rows=rows, about=_describe_inspect(log, metric))
+        located_rows.append((location, row))
+    return ScoreTable(kind=INSPECT, located_rows=located_rows, about=_describe_inspect(log, metric))
 
 
 def _describe_inspect(log: Any, metric: str | None) -> JsonObject:
@@ -138,7 +138,7 @@ def _describe_inspect(log: Any, metric: str | None) -> JsonObject:
 
 def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
     """Lighteval's details of a task, with the settings of the results file of the same date."""
-    rows = []
+    located_rows = []
     records = list(read_data(path))
     if not records:
         raise RunError(f"{path} has no row.")
@@ -146,15 +146,15 @@ def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
         doc = record["doc"]
         gold_index = doc["gold_index"]
         gold_indices = gold_index if isinstance(gold_index, list) else [gold_index]
-        metric, value = _choose_score(location, record["metric"], metric)
+        metric, metric_value = _choose_metric(location, record["metric"], metric)
         row = {
             "item": doc["id"],
-            "score": value,
+            "score": metric_value,
             "completion": record["model_response"]["text"],
             "gold": [doc["choices"][index] for index in gold_indices],
             "question": doc["query"],
         }
-        rows.append((location, row))
+        located_rows.append((location, row))
     # all documents of a task have the same settings, so the last one will do
     settings = {"max_gen_toks": doc["generation_size"], "num_fewshot": len(doc["fewshot_samples"])}
     # details lie in OUTPUT/details/MODEL/DATE, their results file in OUTPUT/results/MODEL
@@ -165,8 +165,8 @@ def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
         )
         settings |= json.loads(results_path.read_bytes())["config_general"]["model_config"]
     return ScoreTable(
-        source=LIGHTEVAL,
-        rows=rows,
+        kind=LIGHTEVAL,
+        located_rows=located_rows,
         about={
             "model": settings.get("model_name"),
             "metric": metric,
@@ -181,23 +181,24 @@ def _is_greedy(temperature: float | None) -> bool | None:
     return None if temperature is None else temperature == 0
 
 
-def _choose_score(
+def _choose_metric(
     location: str, value_by_metric: JsonObject, metric: str | None
 ) -> tuple[str, Any]:
     """The named metric of a sample and its value; the only metric if none is named.
 
     A metric whose value is a mapping counts as several, each named `NAME,KEY`.
     """
-    value_by_name: JsonObject = {}
+    value_by_full_name: JsonObject = {}
     for name, value in value_by_metric.items():
         if isinstance(value, Mapping) and value:
-            value_by_name |= {f"{name},{key}": subvalue for key, subvalue in value.items()}
+            value_by_full_name |= {f"{name},{key}": subvalue for key, subvalue in value.items()}
         else:
-            value_by_name[name] = value
-    if metric is None and len(value_by_name) == 1:
-        (metric,) = value_by_name
-    if metric is None or metric not in value_by_name:
+            value_by_full_name[name] = value
+    if metric is None and len(value_by_full_name) == 1:
+        (metric,) = value_by_full_name
+    if metric is None or metric not in value_by_full_name:
         raise ConfigError(
-            f"{location} has the scores {list_first([*value_by_name], 12)}: name one as --metric."
+            f"{location} has the scores {list_first([*value_by_full_name], 12)}: name one as "
+            "--metric."
         )
-    return metric, value_by_name[metric]
+    return metric, value_by_full_name[metric]

@@ -17,7 +17,7 @@ from harness.errors import TABLE_HINT, RunError, name_similar_files
 from harness.runs.records import as_record
 from harness.runs.stored_files import open_stored
 
-_LOG_NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+_LOG_NAME_PATTERN = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 """lm-eval's name of a sample log; the results file of the same date lies beside it."""
 
 
@@ -82,7 +82,7 @@ class ResultsFile(Struct):
         return self.versions.get(self.task)
 
     @property
-    def arguments(self) -> JsonObject:
+    def model_arguments(self) -> JsonObject:
         """The arguments that the model was loaded with."""
         arguments = self.config.model_args or {}
         if isinstance(arguments, str):
@@ -92,7 +92,7 @@ class ResultsFile(Struct):
     @property
     def model(self) -> str | None:
         """Name or folder of the model that was loaded."""
-        name = self.arguments.get("pretrained") or self.arguments.get("model")
+        name = self.model_arguments.get("pretrained") or self.model_arguments.get("model")
         return None if name is None else str(name)
 
 
@@ -131,13 +131,13 @@ def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
     """
     with open_stored(path) as stream:
         for line_number, line_text in enumerate(stream, start=1):
-            origin = f"{path}, line {line_number}"
-            fault = f"{origin}: not a line of lm_eval --log_samples"
+            location = f"{path}, line {line_number}"
+            message_start = f"{location}: not a line of lm_eval --log_samples"
             try:
                 line_fields = json.loads(line_text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
-                raise RunError(f"{fault}: {error}. {TABLE_HINT}") from None
-            yield origin, line_fields, as_record(LogLine, line_fields, fault)
+                raise RunError(f"{message_start}: {error}. {TABLE_HINT}") from None
+            yield location, line_fields, as_record(LogLine, line_fields, message_start)
 
 
 def read_results(log_path: Path) -> ResultsFile:
@@ -146,7 +146,7 @@ def read_results(log_path: Path) -> ResultsFile:
     Raises:
         RunError: the file is damaged or not a results file.
     """
-    match = _LOG_NAME.fullmatch(log_path.name)
+    match = _LOG_NAME_PATTERN.fullmatch(log_path.name)
     if match is None:
         return ResultsFile()
     results_path = log_path.with_name(f"results_{match['date']}.json")

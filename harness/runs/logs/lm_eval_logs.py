@@ -27,7 +27,7 @@ from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.samples_frame import make_frame
 
 
-def read_logs(
+def read_run_fields(
     run_name: str, conditions_and_files: Sequence[tuple[str, Path]], metric: str | None
 ) -> JsonObject:
     """Several sample logs as the fields of a `run_reader.Run`.
@@ -47,26 +47,27 @@ def read_logs(
         for condition, file in conditions_and_files
     ]
     _refuse_other_settings(logs)
-    problem_hashes = _merge_problems(logs)
-    path_by_condition = _index_paths(run_name, logs)
+    hash_by_problem_id = _merge_problem_hashes(logs)
+    path_by_name = _index_paths(run_name, logs)
     prompts = list(chain.from_iterable(log.prompts for log in logs))
     _refuse_other_surroundings(prompts)
-    about = _describe_logs(run_name, logs, prompts)
-    about["logs"] = {", ".join(key): str(path) for key, path in path_by_condition.items()}
+    about = _describe_logs(run_name, logs, prompts) | {"logs": path_by_name}
     # a log may have lost its results file, which names the model
     results = next((log.results for log in logs if log.results.model), logs[0].results)
     # Tables are ordered by layout, then the study's conditions first, then others as given.
-    conditions = [*NAMED_CONDITIONS, *(condition for condition, _ in path_by_condition)]
-    prompts.sort(key=lambda prompt: (prompt.layout, conditions.index(prompt.condition)))
+    conditions = [*NAMED_CONDITIONS, *dict.fromkeys(prompt.condition for prompt in prompts)]
+    ordered_prompts = sorted(
+        prompts, key=lambda prompt: (prompt.layout, conditions.index(prompt.condition))
+    )
     return {
         "name": run_name,
         "about": about,
-        "problems": {"problem": problem_hashes},
+        "problems": {"problem": hash_by_problem_id},
         "model": results.model,
-        "model_arguments": results.arguments,
+        "model_arguments": results.model_arguments,
         "metric": about["metric"] or None,
-        "read": partial(_read_samples, about["model"], prompts),
-        "read_prompts": lambda: prompts,
+        "read": partial(_make_samples, about["model"], ordered_prompts),
+        "read_prompts": lambda: ordered_prompts,
     }
 
 
@@ -74,9 +75,10 @@ def _describe_logs(
     run_name: str, logs: Sequence[SampleLog], prompts: Sequence[AnsweredPrompt]
 ) -> JsonObject:
     """The facts of the logs for a table's receipt: see `run_reader.Run.about`."""
-    # `read_logs` has compared the logs' settings, so the first known ones are those of all
-    settings = next((log.settings for log in logs if log.settings), {})
-    sampling = settings.pop("generation_kwargs", None)
+    # `read_run_fields` has compared the logs' settings, so the first known ones are those of all
+    known_settings = next((log.settings for log in logs if log.settings), {})
+    sampling = known_settings.get("generation_kwargs")
+    settings = {key: value for key, value in known_settings.items() if key != "generation_kwargs"}
     task_versions = {log.results.task_version for log in logs} - {None}
     metric_names = dict.fromkeys(log.metric for log in logs if log.metric)
     filter_names = dict.fromkeys(filter_name for log in logs for filter_name in log.other_filters)
@@ -99,7 +101,7 @@ def _describe_logs(
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
         "backend": first_results.config.model,
-        "reference_conditions": _reference_conditions(prompts),
+        "reference_conditions": _describe_reference_conditions(prompts),
         "seed": first_results.config.random_seed,
         "created": creation_time,
         "versions": {"lm-eval": first_results.lm_eval_version},
@@ -107,18 +109,20 @@ def _describe_logs(
     }
 
 
-def _reference_conditions(prompts: Sequence[AnsweredPrompt]) -> dict[str, JsonObject]:
+def _describe_reference_conditions(prompts: Sequence[AnsweredPrompt]) -> dict[str, JsonObject]:
     """The `Condition.reference_fields` of the reference conditions among the prompts', by name.
 
     Those are conditions whose documents have a kind: other texts, or the positive control.
     """
-    reference_by_condition = {}
+    reference_fields_by_condition = {}
     for prompt in prompts:
         doc = prompt.doc
         # if the user gave a log another name, it counts as an ordinary condition
         if is_ours(doc) and doc.get("kind") and prompt.condition == doc["condition"]:
-            reference_by_condition[prompt.condition] = {key: doc[key] for key in REFERENCE_FIELDS}
-    return reference_by_condition
+            reference_fields_by_condition[prompt.condition] = {
+                key: doc[key] for key in REFERENCE_FIELDS
+            }
+    return reference_fields_by_condition
 
 
 def _name_condition(log: SampleLog, condition: str) -> SampleLog:
@@ -139,22 +143,24 @@ def _name_condition(log: SampleLog, condition: str) -> SampleLog:
     return replace(log, prompts=prompts)
 
 
-def _index_paths(run_name: str, logs: Sequence[SampleLog]) -> dict[tuple[str, str], Path]:
-    """The file that has the prompts of each condition and layout.
+def _index_paths(run_name: str, logs: Sequence[SampleLog]) -> dict[str, str]:
+    """The file that has the prompts of each condition and layout, by `CONDITION, LAYOUT`.
 
     Raises:
         RunError: two files have prompts of the same condition and layout.
     """
-    path_by_condition: dict[tuple[str, str], Path] = {}
+    path_by_name: dict[str, str] = {}
     for log in logs:
+        log_path = str(log.path)
         for prompt in log.prompts:
-            path = path_by_condition.setdefault((prompt.condition, prompt.layout), log.path)
-            if path != log.path:
+            name = f"{prompt.condition}, {prompt.layout}"
+            path = path_by_name.setdefault(name, log_path)
+            if path != log_path:
                 raise RunError(
                     f"{run_name} holds two logs of condition {prompt.condition!r}: {path} and "
-                    f"{log.path}."
+                    f"{log_path}."
                 )
-    return path_by_condition
+    return path_by_name
 
 
 def _refuse_other_surroundings(prompts: Iterable[AnsweredPrompt]) -> None:
@@ -165,12 +171,14 @@ def _refuse_other_surroundings(prompts: Iterable[AnsweredPrompt]) -> None:
     Raises:
         ComparisonError: prompts of a problem differ in more than their documents.
     """
-    first_prompts: dict[tuple[str, str], AnsweredPrompt] = {}
+    first_prompt_by_layout_and_id: dict[tuple[str, str], AnsweredPrompt] = {}
     for prompt in prompts:
         # they are unknown, so there is nothing to compare
         if prompt.surroundings is None:
             continue
-        first_prompt = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
+        first_prompt = first_prompt_by_layout_and_id.setdefault(
+            (prompt.layout, prompt.problem_id), prompt
+        )
         if prompt.surroundings != first_prompt.surroundings:
             raise ComparisonError(
                 f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text around "
@@ -188,8 +196,8 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
         # Versions are compared within one task. All tasks of mless have the same version.
         are_ours = is_ours(log.prompts[0].doc) and is_ours(first_log.prompts[0].doc)
         if are_ours or log.results.task == first_log.results.task:
-            first_settings["task_version"] = first_log.results.task_version
-            settings["task_version"] = log.results.task_version
+            first_settings = first_settings | {"task_version": first_log.results.task_version}
+            settings = settings | {"task_version": log.results.task_version}
         if differences := list_shared_differences(first_settings, settings):
             raise ComparisonError(
                 f"{log.path} was made with other settings than {first_log.path}: "
@@ -197,27 +205,27 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
             )
 
 
-def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
+def _merge_problem_hashes(logs: Sequence[SampleLog]) -> dict[str, str]:
     """The hash of each problem in any of the logs, by its id.
 
     Raises:
         ComparisonError: two logs have different problems under one id.
     """
-    problem_hashes: dict[str, str] = {}
+    hash_by_problem_id: dict[str, str] = {}
     for log in logs:
         changed_ids = []
         for prompt in log.prompts:
-            first_hash = problem_hashes.setdefault(prompt.problem_id, prompt.problem_sha256)
+            first_hash = hash_by_problem_id.setdefault(prompt.problem_id, prompt.problem_sha256)
             if prompt.problem_sha256 != first_hash:
                 changed_ids.append(prompt.problem_id)
         if changed_ids:
             raise ComparisonError(
                 f"{log.path} has different problems with the same ids: {list_first(changed_ids)}."
             )
-    return problem_hashes
+    return hash_by_problem_id
 
 
-def _read_samples(model_label: str, prompts: Sequence[AnsweredPrompt]) -> pandas.DataFrame:
+def _make_samples(model_label: str, prompts: Sequence[AnsweredPrompt]) -> pandas.DataFrame:
     """One row per graded sample, with the columns of `samples_frame.make_frame`.
 
     Raises:
@@ -233,5 +241,6 @@ def _read_samples(model_label: str, prompts: Sequence[AnsweredPrompt]) -> pandas
         graded_samples_of_prompts.append(
             [(sample, score) for sample, score in prompt.graded_samples if score.verdict]
         )
+    # what `make_frame` reads of a receipt, which logs do not have
     receipt = {"config": {"model": {"label": model_label}, "conditions": ()}}
     return make_frame(receipt, prompts, graded_samples_of_prompts)

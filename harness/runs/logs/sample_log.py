@@ -40,7 +40,7 @@ from harness.runs.records import GradedSample, Sample, Score
 METRIC_NAMES = ("exact_match", "math_verify", "acc")
 """Metrics of other tasks that can give a verdict; the first that a log has is read."""
 
-_ID_FIELD = re.compile(r"(^|_)(u?u?id|idx|index)$|Id$")
+_ID_FIELD_PATTERN = re.compile(r"(^|_)(u?u?id|idx|index)$|Id$")
 """Names of fields in which copies of a document may differ."""
 
 
@@ -68,18 +68,19 @@ class SampleLog:
         results = self.results
         if results.config.model is None:
             return {}
+        task_config = results.task_config
         settings = {
             "backend": results.config.model,
             "model": results.model,
             "model_args": {
                 name: str(value)
-                for name, value in select_fixed_arguments(results.arguments).items()
+                for name, value in select_fixed_arguments(results.model_arguments).items()
             },
             "system_instruction": results.system_instruction or "",
-            "num_fewshot": results.task_config.num_fewshot,
-            "generation_kwargs": results.task_config.generation_kwargs,
+            "num_fewshot": task_config.num_fewshot,
+            "generation_kwargs": task_config.generation_kwargs,
         }
-        if results.task_config.num_fewshot:
+        if task_config.num_fewshot:
             settings["fewshot_seed"] = results.config.fewshot_seed
         return {name: value for name, value in settings.items() if value is not None}
 
@@ -102,13 +103,13 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
     # the keys of a dict, because a set would lose the order
     filter_names: dict[str, None] = {}
     prompts = []
-    for origin, line_fields, line in read_lines(path):
+    for location, line_fields, line in read_lines(path):
         filter_names[line.filter] = None
         # if the user named no filter and no metric, those of the first line count for all lines
         filter_name = filter_name or line.filter
         if line.filter == filter_name:
-            metric_name, grades = _read_grades(origin, line_fields, line, metric_name)
-            prompts.append(_read_prompt(origin, line, results, grades))
+            metric_name, grades = _read_grades(location, line_fields, line, metric_name)
+            prompts.append(_read_prompt(location, line, results, grades))
     _refuse_unequal_copies(prompts)
     # lm-eval counts the documents itself, so a log with fewer prompts was cut off
     expected_count = max(1, results.n_samples.get(results.task, {}).get("effective", 1))
@@ -136,7 +137,7 @@ def _refuse_unequal_copies(prompts: Sequence[AnsweredPrompt]) -> None:
         DataError: copies, which have the same question, have other gold answers.
     """
     problem_ids = set()
-    gold_by_question: dict[str, tuple[str, str]] = {}
+    facts_and_location_by_question: dict[str, tuple[str, str]] = {}
     for prompt in prompts:
         problem_id = prompt.problem_id
         # a prompt of a log has the location of its line as the name of its task
@@ -144,50 +145,51 @@ def _refuse_unequal_copies(prompts: Sequence[AnsweredPrompt]) -> None:
         if problem_id in problem_ids:
             raise RunError(f"{location} occurs twice.")
         problem_ids.add(problem_id)
-        refuse_other_golds(gold_by_question, prompt.question, prompt.golds, location)
+        refuse_other_golds(facts_and_location_by_question, prompt.question, prompt.golds, location)
 
 
 def _read_grades(
-    origin: str, line_fields: JsonObject, line: LogLine, metric: str
+    location: str, line_fields: JsonObject, line: LogLine, metric_name: str
 ) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
 
-    An empty `metric` leaves the choice to the line; an empty result says that it has no metric.
+    An empty `metric_name` leaves the choice to the line; an empty result says that it has no
+    metric.
 
     Raises:
         RunError: a grade of our task is damaged, or the metric is neither 0 nor 1.
     """
     # a model may write a text that looks like a grade, so only our tasks' logs are believed
-    if is_ours(line.doc) and metric in ("", "verdict"):
-        grade_texts = read_completions(line.filtered_resps, origin)
+    if is_ours(line.doc) and metric_name in ("", "verdict"):
+        grade_texts = read_completions(line.filtered_resps, location)
         try:
             grades = [asdict(msgspec.json.decode(text, type=Grade)) for text in grade_texts]
         except msgspec.DecodeError as error:
-            raise RunError(f"{origin}: its grade: {error}.") from None
+            raise RunError(f"{location}: its grade: {error}.") from None
         if grades:
             return "verdict", grades
-    metric = metric or next((name for name in METRIC_NAMES if name in line_fields), "")
-    if not metric:
+    metric_name = metric_name or next((name for name in METRIC_NAMES if name in line_fields), "")
+    if not metric_name:
         return "", []
-    metric_value = line_fields.get(metric, "missing")
+    metric_value = line_fields.get(metric_name, "missing")
     if metric_value not in (0, 1):
-        metric_names = ", ".join(line_fields.get("metrics") or ()) or "none"
+        metric_names_text = ", ".join(line_fields.get("metrics") or ()) or "none"
         raise RunError(
-            f"{origin}: the metric {metric!r} is {metric_value}: expected 0 or 1. The log has "
-            f"{metric_names}. {TABLE_HINT}"
+            f"{location}: the metric {metric_name!r} is {metric_value}: expected 0 or 1. The log "
+            f"has {metric_names_text}. {TABLE_HINT}"
         )
-    return metric, [{"verdict": "correct" if metric_value else "incorrect"}]
+    return metric_name, [{"verdict": "correct" if metric_value else "incorrect"}]
 
 
 def _read_prompt(
-    origin: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
+    location: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
-    prompt_text = _read_prompt_text(origin, line)
+    prompt_text = _read_prompt_text(location, line)
     completions = []
-    if prompt_text.is_generated:
+    if prompt_text.is_answered:
         completions = [
-            prompt_text.reasoning_start + text for text in read_completions(line.resps, origin)
+            prompt_text.reasoning_start + text for text in read_completions(line.resps, location)
         ]
     # `mless tasks --wrap` writes condition and filler of another task into its metadata
     metadata = results.task_config.metadata or {}
@@ -201,19 +203,19 @@ def _read_prompt(
         # which would then differ between conditions.
         if results.task_config.num_fewshot:
             document_texts = []
-    doc = _read_document(line, results, prompt_text.recorded, filler)
+    doc = _read_document(line, results, prompt_text.recorded_text, filler)
     return AnsweredPrompt(
-        task=origin,
+        task=location,
         condition=condition,
-        layout=str(_find_layout(line.doc, prompt_text.recorded, results)),
-        prompt=prompt_text.recorded,
+        layout=str(_find_layout(line.doc, prompt_text.recorded_text, results)),
+        prompt=prompt_text.recorded_text,
         prompt_sha256=line.prompt_hash,
         prompt_token_sha256=None,
         doc=doc,
         problem_sha256=hash_problem(line.doc, doc["answer"]),
-        graded_samples=_pair_samples_and_scores(origin, line, doc["id"], grades, completions),
+        graded_samples=_pair_samples_and_scores(location, line, doc["id"], grades, completions),
         surroundings=_remove_document_texts(
-            f"{origin}: problem {doc['id']}", prompt_text.sent, document_texts
+            f"{location}: problem {doc['id']}", prompt_text.sent_text, document_texts
         ),
     )
 
@@ -231,8 +233,7 @@ def _read_document(
     except ValidationError:  # `mless table` needs no gold answer
         answer, alternatives = "", []
     logged_doc = line.doc
-    doc = {
-        **logged_doc,
+    doc = logged_doc | {
         "id": str(logged_doc.get("id") or logged_doc.get("unique_id") or line.doc_id),
         "subject": str(logged_doc.get("subject") or logged_doc.get("type") or ""),
         "level": read_level(logged_doc.get("level")),
@@ -281,13 +282,13 @@ def _remove_document_texts(
     remaining_text, surroundings = sent_text, ""
     # chat templates may remove blanks around a turn
     for document_text in filter(None, map(str.strip, reversed(document_texts))):
-        before, match, after = remaining_text.rpartition(document_text)
-        if not match:
+        text_before, matched_text, text_after = remaining_text.rpartition(document_text)
+        if not matched_text:
             raise RunError(
                 f"{location}: the prompt lacks its document's text {document_text[:40]!r}. "
                 "lm_eval --cache_requests sends prompts of earlier commands; run it without."
             )
-        remaining_text, surroundings = before, after + surroundings
+        remaining_text, surroundings = text_before, text_after + surroundings
     return "".join((remaining_text + surroundings).split())
 
 
@@ -302,7 +303,7 @@ def _read_question(line: LogLine, results: ResultsFile) -> str:
         question_texts = [
             value
             for name, value in line.doc.items()
-            if not _ID_FIELD.search(name) and str(value) != str(line.target)
+            if not _ID_FIELD_PATTERN.search(name) and str(value) != str(line.target)
         ]
     else:
         # of all requests, because each choice of a problem is scored in a request of its own
@@ -316,21 +317,21 @@ class _PromptText(NamedTuple):
     """The text of a line's prompt.
 
     Attributes:
-        recorded: The prompt's text; empty where chat messages were sent, because only the server
-            knows what its template made of them.
-        sent: The same text, or that of all messages.
-        is_generated: Whether the model answered the prompt. Otherwise given continuations of it
+        recorded_text: The prompt's text; empty where chat messages were sent, because only the
+            server knows what its template made of them.
+        sent_text: The same text, or that of all messages.
+        is_answered: Whether the model answered the prompt. Otherwise given continuations of it
             were scored.
         reasoning_start: The start of reasoning that ends the messages.
     """
 
-    recorded: str
-    sent: str
-    is_generated: bool
+    recorded_text: str
+    sent_text: str
+    is_answered: bool
     reasoning_start: str = ""
 
 
-def _read_prompt_text(origin: str, line: LogLine) -> _PromptText:
+def _read_prompt_text(location: str, line: LogLine) -> _PromptText:
     """The text of a line's prompt.
 
     Raises:
@@ -338,23 +339,23 @@ def _read_prompt_text(origin: str, line: LogLine) -> _PromptText:
     """
     request = line.arguments.get("gen_args_0", {})
     # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
-    context, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
+    context, is_answered = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
     if isinstance(context, str):
-        return _PromptText(context, context, is_generated)
+        return _PromptText(context, context, is_answered)
     if not isinstance(context, list):
-        raise RunError(f"{origin}: no prompt text in its `arguments`.")
+        raise RunError(f"{location}: no prompt text in its `arguments`.")
     # for a chat API, lm-eval writes all messages as one JSON text in a list
     if context and isinstance(context[0], str):
         context = _decode_messages(context[0])
     # a last message of the assistant begins the completion
-    *_, answer_start = read_completions(context[-1:], origin)
-    sent_text = "\n".join(_read_content({"content": "", **message}) for message in context)
-    reasoning_start, _ = find_open_reasoning(answer_start)
-    return _PromptText("", sent_text, is_generated, reasoning_start)
+    *_, completion_start = read_completions(context[-1:], location)
+    sent_text = "\n".join(_read_content({"content": ""} | message) for message in context)
+    reasoning_start, _ = find_open_reasoning(completion_start)
+    return _PromptText("", sent_text, is_answered, reasoning_start)
 
 
 def _pair_samples_and_scores(
-    origin: str,
+    location: str,
     line: LogLine,
     problem_id: str,
     grades: Sequence[JsonObject],
@@ -365,20 +366,20 @@ def _pair_samples_and_scores(
     A task that scores continuations has no completions and answers. The shorter lists are filled up
     with None.
     """
-    answers = read_completions(line.filtered_resps, origin) if completions else []
+    answers = read_completions(line.filtered_resps, location) if completions else []
     graded_completions: Iterator[Any] = zip_longest(grades, completions, answers)
     graded_samples = []
     for index, (grade, completion, answer) in enumerate(graded_completions):
         sample = Sample(
-            key=f"{origin}, {index}",
-            task=origin,
+            key=f"{location}, {index}",
+            task=location,
             problem_id=problem_id,
             sample_index=index,
             prompt_token_sha256=None,
             completion=completion,
             completion_tokens=None,
         )
-        grade_fields = {"verdict": None, "answer": answer, **(grade or {})}
+        grade_fields = {"verdict": None, "answer": answer} | (grade or {})
         graded_samples.append((sample, Score(key=sample.key, **grade_fields)))
     return tuple(graded_samples)
 
@@ -394,18 +395,18 @@ def _split_text(prompt_text: str, doc: JsonObject, filler: str) -> list[tuple[st
     before_filler, _, after_filler = prompt_text.rpartition(filler)
     # the blanks around a filler count as separators, unless the filler is blank itself
     filler_core = filler.strip() or filler
-    filler_texts = zip(
+    filler_roles_and_texts = zip(
         ("separator", "filler", "separator"), filler.partition(filler_core), strict=True
     )
     if after_filler.strip():
         return [
             ("instruction", before_filler),
-            *filler_texts,
+            *filler_roles_and_texts,
             *_split_around_problem(after_filler, doc),
         ]
     return [
         *_split_around_problem(before_filler, doc),
-        *filler_texts,
+        *filler_roles_and_texts,
         ("separator", after_filler),
     ]
 
@@ -420,13 +421,15 @@ def _split_around_problem(text: str, doc: JsonObject) -> list[tuple[str, str]]:
     if not text:
         return []  # of a prompt that is nothing but a filler
     field_texts = [value.strip() for value in doc.values() if isinstance(value, str)]
-    candidates = [field_text for field_text in field_texts if field_text and field_text in text]
+    matching_texts = [field_text for field_text in field_texts if field_text and field_text in text]
     # of equally long fields the last one, as a question usually follows its context
-    problem = max(reversed(candidates), key=len, default=text)
-    return [*zip(("instruction", "problem", "separator"), text.rpartition(problem), strict=True)]
+    problem_text = max(reversed(matching_texts), key=len, default=text)
+    return [
+        *zip(("instruction", "problem", "separator"), text.rpartition(problem_text), strict=True)
+    ]
 
 
-def read_completions(nested_texts: Any, origin: str) -> list[str]:
+def read_completions(nested_texts: Any, location: str) -> list[str]:
     """The completions in nested lists: lm-eval nests by request, then by repeat.
 
     A list of chat messages, perhaps as JSON text, is one completion: what the assistant wrote. An
@@ -434,7 +437,7 @@ def read_completions(nested_texts: Any, origin: str) -> list[str]:
 
     Args:
         nested_texts: The lists, or a single text or message.
-        origin: Their file and line, for messages.
+        location: Their file and line, for messages.
 
     Raises:
         RunError: an object is not a message.
@@ -450,7 +453,7 @@ def read_completions(nested_texts: Any, origin: str) -> list[str]:
         return [
             completion
             for element in nested_texts
-            for completion in read_completions(element, origin)
+            for completion in read_completions(element, location)
         ]
     try:
         contents = [
@@ -462,7 +465,7 @@ def read_completions(nested_texts: Any, origin: str) -> list[str]:
         return ["\n\n".join(contents)]
     except (AttributeError, KeyError, TypeError):
         raise RunError(
-            f"{origin}: expected a text, or messages with `role` and `content`, got "
+            f"{location}: expected a text, or messages with `role` and `content`, got "
             f"{nested_texts!r:.80}."
         ) from None
 

@@ -2,7 +2,7 @@
 
 The role of a column says what it holds, such as `item` or `score`. A CSV, JSON or parquet file or a
 pandas frame is such a table; `harness_logs` makes one of a log of Inspect or lighteval.
-`describe_scores` makes the fields of a `Run` of it.
+`make_run_fields` makes the fields of a `Run` of it.
 """
 
 import math
@@ -55,7 +55,7 @@ MOST_COLUMNS_SHOWN = 12
 """The most columns that a message names."""
 ABSENT_COLUMNS = "subject level answer completion_tokens finish_reason next_question".split()
 """Columns of samples that no table has."""
-_SAMPLE_COLUMNS = ["model", "condition", "problem_id"]
+_PROMPT_COLUMNS = ["model", "condition", "problem_id"]
 """The columns that name a sample, without its number."""
 
 
@@ -64,25 +64,25 @@ class ScoreTable:
     """A table of scores.
 
     Attributes:
-        source: `table`, `Inspect` or `lighteval`.
-        rows: The location of each row, and its values by role.
+        kind: `table`, `Inspect` or `lighteval`.
+        located_rows: The location of each row, and its values by role.
         about: Facts for `Run.about`.
         chosen_column_by_role: The columns that the user named, by role.
     """
 
-    source: str = "table"
-    rows: Sequence[LocatedRecord]
+    kind: str = "table"
+    located_rows: Sequence[LocatedRecord]
     about: JsonObject = field(default_factory=dict)
     chosen_column_by_role: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_table(
-    source: Path | pandas.DataFrame, columns: str | None, needed_roles: Sequence[str]
+    file_or_frame: Path | pandas.DataFrame, columns: str | None, needed_roles: Sequence[str]
 ) -> ScoreTable:
     """Read a file or frame, and print the columns that were recognised by their names.
 
     Args:
-        source: The file or frame.
+        file_or_frame: The file or frame.
         columns: `ROLE=COLUMN,...`; without a column no column has this role.
         needed_roles: The roles that must have a column.
 
@@ -90,11 +90,11 @@ def read_table(
         DataError: the file is damaged or has no row.
         ConfigError: no column or several columns fit a role.
     """
-    if isinstance(source, Path):
-        table_name, records = str(source), list(read_data(source))
+    if isinstance(file_or_frame, Path):
+        table_name, records = str(file_or_frame), list(read_data(file_or_frame))
     else:
         table_name = "the frame"
-        frame_rows: Any = source.rename(columns=str).to_dict("records")
+        frame_rows: Any = file_or_frame.rename(columns=str).to_dict("records")
         records = [(f"row {number}", row) for number, row in enumerate(frame_rows)]
     if not records:
         raise DataError(f"{table_name} has no row.")
@@ -109,11 +109,11 @@ def read_table(
     ):
         columns_text = ",".join(f"{role}={column}" for role, column in column_by_role.items())
         print_message(f"{table_name} is read with --columns {columns_text}.")
-    rows = [
+    located_rows = [
         (location, {role: record.get(column) for role, column in column_by_role.items()})
         for location, record in records
     ]
-    return ScoreTable(rows=rows, chosen_column_by_role=chosen_column_by_role)
+    return ScoreTable(located_rows=located_rows, chosen_column_by_role=chosen_column_by_role)
 
 
 def _find_columns(
@@ -138,21 +138,21 @@ def _find_columns(
         )
     column_by_role = {}
     unclear_roles = []
-    for role, column_names in COLUMN_NAMES_BY_ROLE.items():
+    for role, names_text in COLUMN_NAMES_BY_ROLE.items():
         if role in chosen_column_by_role:
             # `--columns ROLE=` leaves the role without a column
-            candidates = list(filter(None, [chosen_column_by_role[role]]))
+            fitting_columns = list(filter(None, [chosen_column_by_role[role]]))
         else:
-            candidates = [
+            fitting_columns = [
                 column
                 for column in available_columns
-                if re.sub(r"\W", "_", column.lower()) in column_names.split()
+                if re.sub(r"\W", "_", column.lower()) in names_text.split()
                 and column not in chosen_columns
             ]
-        if len(candidates) > 1 or (role in needed_roles and not candidates):
+        if len(fitting_columns) > 1 or (role in needed_roles and not fitting_columns):
             unclear_roles.append(f"{role}=COLUMN")
-        if candidates:
-            column_by_role[role] = candidates[0]
+        if fitting_columns:
+            column_by_role[role] = fitting_columns[0]
     if unclear_roles:
         raise ConfigError(
             f"{table_name} has the columns {columns_text}, and their names leave open what they "
@@ -161,7 +161,7 @@ def _find_columns(
     return column_by_role
 
 
-def describe_scores(table_name: str, condition: str, table: ScoreTable) -> JsonObject:
+def make_run_fields(table_name: str, condition: str, table: ScoreTable) -> JsonObject:
     """A table of scores as the fields of a `run_reader.Run`.
 
     Args:
@@ -174,33 +174,24 @@ def describe_scores(table_name: str, condition: str, table: ScoreTable) -> JsonO
         ComparisonError: an item occurs twice, or has two texts or gold answers.
     """
     frame = _make_frame(condition, table)
-    is_duplicate = frame.duplicated([*_SAMPLE_COLUMNS, "sample"])
-    if is_duplicate.any():
-        row = frame[is_duplicate].iloc[0]
-        raise ComparisonError(
-            f"{table_name}: item {row['problem_id']} occurs more than once in condition "
-            f"{row['condition']}. Keep one scorer or filter; if it is the id of several "
-            "items, name another column (--columns item=COLUMN); if the rows are samples, type "
-            "--columns sample=COLUMN, or --columns sample= if no column numbers them."
-        )
+    _refuse_duplicates(table_name, frame)
     item_ids = frame["problem_id"].unique().tolist()
     # ids that count from 0 or from 1 may be the numbers of rows, which name no item
-    possible_row_numbers = [{*map(str, range(first, first + len(item_ids)))} for first in (0, 1)]
-    texts_by_role = _describe_items(table)
+    row_number_sets = [
+        {*map(str, range(first_number, first_number + len(item_ids)))} for first_number in (0, 1)
+    ]
+    texts_by_role = _read_item_texts(table)
+    questions = texts_by_role.get("question")
+    # without questions and gold answers, only the id says that items of two tables are the same
+    matching_roles = texts_by_role.keys() & {"question", "gold"}
     about = {
-        "source": table.source,
+        "source": table.kind,
         "run": table_name,
         "model": " / ".join(frame["model"].unique()),
         "problems": len(item_ids),
-        "is_index": {*item_ids} in possible_row_numbers
-        and not table.chosen_column_by_role.get("item"),
-        "prompts_sha256": hash_json(texts_by_role["question"])
-        if "question" in texts_by_role
-        else None,
-        # without questions and gold answers, only the id says that items of two tables are the same
-        "remarks": []
-        if texts_by_role.keys() & {"question", "gold"}
-        else ["items matched by id alone"],
+        "is_index": {*item_ids} in row_number_sets and "item" not in table.chosen_column_by_role,
+        "prompts_sha256": hash_json(questions) if questions else None,
+        "remarks": [] if matching_roles else ["items matched by id alone"],
         **table.about,
     }
     return {
@@ -210,6 +201,19 @@ def describe_scores(table_name: str, condition: str, table: ScoreTable) -> JsonO
         "read": lambda: frame,
         "read_prompts": partial(_refuse_prompts, table_name),
     }
+
+
+def _refuse_duplicates(table_name: str, frame: pandas.DataFrame) -> None:
+    """Raise ComparisonError if two rows are of the same sample of an item."""
+    duplicates = frame[frame.duplicated([*_PROMPT_COLUMNS, "sample"])]
+    if len(duplicates):
+        duplicate = duplicates.iloc[0]
+        raise ComparisonError(
+            f"{table_name}: item {duplicate['problem_id']} occurs more than once in condition "
+            f"{duplicate['condition']}. Keep one scorer or filter; if it is the id of several "
+            "items, name another column (--columns item=COLUMN); if the rows are samples, type "
+            "--columns sample=COLUMN, or --columns sample= if no column numbers them."
+        )
 
 
 def _refuse_prompts(table_name: str) -> NoReturn:
@@ -226,14 +230,14 @@ def _read_text(row: JsonObject, role: str) -> str:
     return "" if value is None or value != value else fold_text(str(value))
 
 
-def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
+def _read_item_texts(table: ScoreTable) -> dict[str, dict[str, str]]:
     """The known questions, gold answers and clusters of items: by role, and then by the item's id.
 
     Raises:
         ComparisonError: an item has two texts of a role.
     """
     texts_by_role: dict[str, dict[str, str]] = {}
-    for location, row in table.rows:
+    for location, row in table.located_rows:
         for role in ("question", "gold", "cluster"):
             text = _read_text(row, role)
             if not text:
@@ -249,7 +253,7 @@ def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
 
 def _refuse_rows_without_names(table: ScoreTable) -> None:
     """Raise DataError if a row has no item, or no condition although a column has conditions."""
-    for location, row in table.rows:
+    for location, row in table.located_rows:
         for role in row.keys() & {"item", "condition"}:
             if not _read_text(row, role):
                 raise DataError(f"{location}: the {role} is missing.")
@@ -260,15 +264,15 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
 
     `condition` is the condition of all rows, if no column has conditions.
     """
-    rows = [row for _, row in table.rows]
+    rows = [row for _, row in table.located_rows]
     role_columns = pandas.DataFrame(rows)
-    scores = pandas.Series([parse_score(location, row) for location, row in table.rows])
+    scores = pandas.Series([parse_score(location, row) for location, row in table.located_rows])
     _refuse_rows_without_names(table)
     questions = [_read_text(row, "question") or str(row["item"]) for row in rows]
     frame = pandas.DataFrame(
         {
             "model": role_columns.get("model", table.about.get("model") or "unknown model"),
-            "layout": table.source,
+            "layout": table.kind,
             "condition": role_columns.get("condition", condition),
             "problem_id": [str(row["item"]) for row in rows],
             "replicate": 0,
@@ -282,7 +286,7 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
             "verdict": (scores == 1).map({True: "correct", False: "incorrect"}),
             "completion": "",
         }
-    ).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
+    ).astype(dict.fromkeys(_PROMPT_COLUMNS, str))
     frame = frame.reindex(columns=[*frame, *ABSENT_COLUMNS, *GRADERS])
     # in a table of several models without conditions, the models become the conditions
     if "condition" not in role_columns and frame["model"].nunique() > 1:
@@ -290,7 +294,7 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     # Tables count the samples of a problem by `sample_index`. `sample` shows doubled rows: those
     # of one problem with the same number. If no column numbers samples, all have the number 0, so
     # a second row counts as doubled. With `--columns sample=` the user says that it does not.
-    sample_index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
+    sample_index = frame.groupby(_PROMPT_COLUMNS).cumcount()
     sample_number = role_columns.get(
         "sample", sample_index if "sample" in table.chosen_column_by_role else 0
     )
