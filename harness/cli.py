@@ -152,7 +152,8 @@ def main() -> None:
             raise
         message = f"{error}. {remedy}"
     except KeyboardInterrupt:
-        message, exit_code = "interrupted", INTERRUPTED_EXIT_CODE
+        message = "interrupted"
+        exit_code = INTERRUPTED_EXIT_CODE
     print_message(message)
     sys.exit(exit_code)
 

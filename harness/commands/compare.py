@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Columns, CommonOnly, Explain, FormatName, Metric, ScoreName
+from harness.commands.options import Columns, CommonOnly, Explain, FormatName, MetricName, ScoreName
 
 EXIT_CODE_BY_RESULT = {"not worse": 0, "worse": 1, "not shown": 3}
 """The exit code of the gate for each result of `check_not_worse`."""
@@ -15,7 +15,7 @@ def compare(
         str, typer.Argument(metavar="A", help="A run, a log, a table, or RUN:CONDITION.")
     ],
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
-    metric: Metric = None,
+    metric: MetricName = None,
     columns: Columns = None,
     common: CommonOnly = False,
     score: ScoreName = None,
@@ -39,7 +39,8 @@ def compare(
     new_side = Side.read(new, metric, columns)
     old_side = Side.read(old, metric, columns)
     board = compare_pair(old_side, new_side, score, common=common)
-    exit_code, message = 0, ""
+    exit_code = 0
+    message = ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
         exit_code = EXIT_CODE_BY_RESULT[result]

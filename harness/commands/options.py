@@ -14,11 +14,11 @@ RunNames = Annotated[
         "lighteval, and tables of scores, also as CONDITION=FILE.",
     ),
 ]
-Metric = Annotated[
+MetricName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|NAME,FILTER",
-        help="Metric that decides right or wrong in logs of other tasks.",
+        help="MetricName that decides right or wrong in logs of other tasks.",
     ),
 ]
 Columns = Annotated[
@@ -39,8 +39,9 @@ ScoreName = Annotated[
         help="Score of a problem with several samples, instead of its share of right samples.",
     ),
 ]
-Decimal = Annotated[
-    DecimalSign | None, typer.Option(help="Decimal sign of the gold answers: a comma or a point.")
+DecimalOption = Annotated[
+    DecimalSign | None,
+    typer.Option(help="DecimalOption sign of the gold answers: a comma or a point."),
 ]
 FormatName = Annotated[TableFormat, typer.Option("--format", help="Output format.")]
 Baseline = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Columns, Metric, RunNames, ScoreName
+from harness.commands.options import Baseline, Columns, MetricName, RunNames, ScoreName
 from harness.constants import DEFAULT_SEED, FigureKind
 
 
@@ -15,7 +15,7 @@ def plot(
         list[FigureKind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")
     ] = None,
     baseline: Baseline = None,
-    metric: Metric = None,
+    metric: MetricName = None,
     columns: Columns = None,
     score: ScoreName = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(

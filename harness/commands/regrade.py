@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.commands.options import Columns, Decimal, Metric
+from harness.commands.options import Columns, DecimalOption, MetricName
 from harness.commands.run import show_run
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ def regrade(
     run: Annotated[
         Path, typer.Argument(help="A run folder; logs of any harness; a table of completions.")
     ],
-    metric: Metric = None,
+    metric: MetricName = None,
     columns: Columns = None,
-    decimal: Decimal = None,
+    decimal: DecimalOption = None,
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution import regrading
@@ -50,10 +50,11 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.analysis.result_tables import list_rows
     from harness.display.comparison_columns import text_column
     from harness.display.printed_tables import Table, render
-    from harness.execution.regrading import LOG_FORM, MOST_LISTED_SAMPLES
+    from harness.execution.regrading import FILTER_FORM, MOST_LISTED_SAMPLES
     from harness.grading.answer_forms import MARKER_BY_FORM, NO_FORM
 
-    listed_grades, table_title = grades, "The first"
+    listed_grades = grades
+    table_title = "The first"
     # a metric may have judged only the first of several samples
     log_grades = grades[grades["by_log"].notna()]
     if len(log_grades):
@@ -65,7 +66,8 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         lines.append(f"{heading}: {', '.join(count_texts)}.")
     if NO_FORM in set(grades["form"]):
         lines.append(
-            f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *MARKER_BY_FORM, 'bare'])}."
+            "Forms that were looked for: "
+            f"{', '.join([FILTER_FORM, 'box', *MARKER_BY_FORM, 'bare'])}."
         )
     if len(listed_grades):
         first_grades = listed_grades.head(MOST_LISTED_SAMPLES).fillna({"answer": "-"})

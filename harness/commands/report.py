@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Metric, RunNames
+from harness.commands.options import Baseline, MetricName, RunNames
 
 
 def report(
@@ -14,7 +14,7 @@ def report(
         "report.html"
     ),
     baseline: Baseline = None,
-    metric: Metric = None,
+    metric: MetricName = None,
 ) -> None:
     """Write one HTML file about runs: results, figures, tables, all samples."""
     from harness.display.report.report_page import write_report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.commands.options import Decimal, Overrides
+from harness.commands.options import DecimalOption, Overrides
 from harness.constants import AnswerKind
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run(
             "arrow), a folder that `datasets` saved, or a dataset on the hub.",
         ),
     ] = None,
-    decimal: Decimal = None,
+    decimal: DecimalOption = None,
     answer_is: Annotated[
         AnswerKind | None, typer.Option(help="What answers of data with choices are.")
     ] = None,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import LayoutName, Metric
+from harness.commands.options import LayoutName, MetricName
 
 
 def show(
@@ -17,7 +17,7 @@ def show(
     ],
     condition: Annotated[str | None, typer.Option(help="Only this condition.")] = None,
     layout: LayoutName = None,
-    metric: Metric = None,
+    metric: MetricName = None,
 ) -> None:
     """Print a problem: under each condition its prompt and its completions."""
     from rich.console import Console

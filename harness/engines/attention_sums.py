@@ -81,9 +81,10 @@ def single_query_sets(query_count: int, token_count: int, set_count: int) -> lis
     Set i has a 1 for its only query, the token token_count - query_count + i. An engine expects the
     same number of sets of every prompt, so a prompt with fewer queries has empty sets at the end.
     """
-    first_query = token_count - query_count
-    # `eye` puts a 1 into column first_query + i of row i, and none into rows without this column
-    return list(np.eye(set_count, token_count, k=first_query, dtype=int).tolist())
+    first_query_index = token_count - query_count
+    # `eye` puts a 1 into column first_query_index + i of row i, and none into the last rows, which
+    # have no such column
+    return list(np.eye(set_count, token_count, k=first_query_index, dtype=int).tolist())
 
 
 def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights]:

@@ -16,7 +16,7 @@ from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.open_layers import refuse_interventions
-from harness.engines.served_model import PATH_BY_BACKEND, ServedModel, check_served
+from harness.engines.served_model import URL_PATH_BY_BACKEND, ServedModel, check_served
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
@@ -47,7 +47,8 @@ def check_backend(config: RunConfig, engine_choice: int | str | None = None) -> 
         ConfigError: the backend must not get an argument, or cannot have so many engines.
         ModuleNotFoundError: several engines, without Ray.
     """
-    backend, arguments = config.model.backend, config.model_arguments()
+    backend = config.model.backend
+    arguments = config.model_arguments()
     refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)  # raises an error if they cannot be vLLM's
@@ -57,7 +58,7 @@ def check_backend(config: RunConfig, engine_choice: int | str | None = None) -> 
             f"--engines is {engine_choice}, and model.backend is {backend!r}: only vllm has "
             "engines of our own."
         )
-    if backend in PATH_BY_BACKEND:
+    if backend in URL_PATH_BY_BACKEND:
         check_served(config)
     return 1
 
@@ -94,7 +95,8 @@ class LmEvalBackend:
         """A request as lm-eval's models take it; `request_index` counts all requests of the run."""
         from lm_eval.api.instance import Instance
 
-        prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
+        prompt = request.prompt
+        settings = request.sampling.lm_eval_arguments()
         # lm-eval's chat models accept a conversation only as the text that `apply_chat_template`
         # makes of its turns
         if request.turns is not None:
@@ -129,6 +131,7 @@ def _seed_batch(first_request: Request) -> None:
     from transformers import set_seed
 
     seed_key = f"{first_request.task}:{first_request.problem_id}"
+    # 0, because a request does not have the run's seed
     set_seed(sample_seed(0, seed_key, first_request.sample_index, first_request.replicate))
 
 
@@ -144,8 +147,8 @@ def open_backend(
     """Load the model; it is shut down at the end of the context.
 
     Args:
-        backend: `vllm` for our engine, a key of `served_model.PATH_BY_BACKEND` for a server, else
-            the name of a model of lm-eval's.
+        backend: `vllm` for our engine, a key of `served_model.URL_PATH_BY_BACKEND` for a server,
+            else the name of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         has_sampled_requests: Whether any request will be sampled.
         engine_choice: The number of engines, or `auto`; only for `vllm`.
@@ -160,7 +163,7 @@ def open_backend(
         return closing(
             open_engines(arguments, engine_choice, has_sampled_requests, request_count, log_path)
         )
-    if backend in PATH_BY_BACKEND:
+    if backend in URL_PATH_BY_BACKEND:
         return closing(ServedModel(backend, arguments))
     options = {"batch_size": LM_EVAL_DEFAULT_BATCH_SIZE, **arguments}
     # lm-eval's models do not know this argument, and the prompts already are in the template

@@ -55,7 +55,7 @@ FinishedRequests = list[tuple[Request, Completion]]
 """Requests that an engine has finished since the last time, with their completions."""
 
 
-def refuse_too_long(request: Request, max_model_len: int) -> None:
+def refuse_too_long_request(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
     # a gap in the positions uses up context too
     _, gap_size = find_gap(request.intervention)

@@ -31,9 +31,9 @@ def gpu_driver_version() -> str:
     ).splitlines()[0]
 
 
-def computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def computes_bf16(cpuinfo_path: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor has instructions for bf16."""
-    return not BF16_FLAGS.isdisjoint(cpuinfo.read_text(encoding="utf-8").split())
+    return not BF16_FLAGS.isdisjoint(cpuinfo_path.read_text(encoding="utf-8").split())
 
 
 def use_all_cores() -> None:

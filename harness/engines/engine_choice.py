@@ -30,7 +30,8 @@ def read_engine_choice(option_value: object, arguments: Mapping[str, Any]) -> in
         ConfigError: neither a number from 1 nor `auto`.
         ModuleNotFoundError: more than one engine, and Ray is not installed.
     """
-    setting_name, choice = "--engines", str(option_value)
+    setting_name = "--engines"
+    choice = str(option_value)
     if option_value is None:
         setting_name = "data_parallel_size"
         choice = str(arguments.get(setting_name, 1))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
+from harness.engines.completions import Completion, FinishedRequests, refuse_too_long_request
 from harness.engines.engine_processes import CONTINUE_ADVICE, POLL_SECONDS, ignored_signals
 from harness.engines.ray_carrier import RayCarrier
 from harness.engines.vllm_engine import REQUESTS_PER_SEQUENCE
@@ -28,19 +28,19 @@ class _Engine:
     """One engine of the pool.
 
     Attributes:
-        handle: The carrier's object for the engine.
+        actor: The carrier's object for the engine.
         call: The carrier's object for the call that runs; None between two calls.
         facts: The engine's facts; empty while it loads.
-        requests: Its unfinished requests, by number.
+        request_by_number: Its unfinished requests, by their numbers in the queue.
         token_counts: The number of tokens of each unfinished request.
         has_finished_samples: Whether it has finished any sample; if it is lost before, its start
             was fruitless.
     """
 
-    handle: Any
+    actor: Any
     call: Hashable | None
     facts: dict[str, Any] = field(default_factory=dict)
-    requests: dict[int, Request] = field(default_factory=dict)
+    request_by_number: dict[int, Request] = field(default_factory=dict)
     token_counts: Sequence[int] = ()
     has_finished_samples: bool = False
 
@@ -61,10 +61,12 @@ class EnginePool:
     def __init__(
         self, carrier: RayCarrier, most_engines: int, *, is_compiled: bool = False
     ) -> None:
-        self._carrier, self._most_engines, self._is_compiled = carrier, most_engines, is_compiled
+        self._carrier = carrier
+        self._most_engines = most_engines
+        self._is_compiled = is_compiled
         self.cards: list[Sequence[str] | None] = []
         self._engines: list[_Engine] = []
-        self._waiting: deque[tuple[int, Request]] = deque()
+        self._queue: deque[tuple[int, Request]] = deque()
         """The requests that no engine has, with their numbers."""
         self._fruitless_starts = 0
         """Starts in a row that gave no sample."""
@@ -84,8 +86,8 @@ class EnginePool:
             HarnessError: no engine can be started; the message is the last engine's.
         """
         while not (loaded_engines := [engine for engine in self._engines if engine.facts]):
-            self._start(self._most_engines)
-            self._collect()
+            self._start_engines(self._most_engines)
+            self._collect_answers()
         return {**loaded_engines[0].facts, "engines": self._most_engines}
 
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
@@ -99,28 +101,29 @@ class EnginePool:
                 engine is left.
             HarnessError: as `facts`.
         """
-        self._waiting = deque(enumerate(requests))
+        self._queue = deque(enumerate(requests))
         unfinished_count = len(requests)
         while unfinished_count:
-            engine_count = min(self._most_engines, unfinished_count)
-            if self._waiting:
-                self._start(engine_count)
+            useful_engine_count = min(self._most_engines, unfinished_count)
+            if self._queue:
+                self._start_engines(useful_engine_count)
             else:  # an engine that still loads would get no request
-                self._drop([engine for engine in self._engines if not engine.facts])
+                self._drop_engines([engine for engine in self._engines if not engine.facts])
+            sharing_engine_count = useful_engine_count
             # once no engine may be started, only those that are left share the requests
             if not self._may_start:
-                engine_count = max(1, len(self._engines))
+                sharing_engine_count = max(1, len(self._engines))
             # Equal shares: no engine holds a long queue while another is idle.
-            self._hand_out(math.ceil(unfinished_count / engine_count))
-            finished = self._collect()
-            unfinished_count -= len(finished)
-            yield finished
+            self._hand_out_requests(math.ceil(unfinished_count / sharing_engine_count))
+            finished_requests = self._collect_answers()
+            unfinished_count -= len(finished_requests)
+            yield finished_requests
 
     def close(self) -> None:
         """End all engines, which a second Ctrl-C must not leave behind, and drop their requests."""
         with ignored_signals():
             try:
-                self._drop(self._engines)
+                self._drop_engines(self._engines)
             finally:
                 self._carrier.close()
 
@@ -129,19 +132,19 @@ class EnginePool:
         """Whether engines may still be started."""
         return self._fruitless_starts < MOST_FRUITLESS_STARTS
 
-    def _start(self, engine_count: int) -> None:
-        """Start engines until there are `engine_count`.
+    def _start_engines(self, target_count: int) -> None:
+        """Start engines until there are `target_count`.
 
         There are fewer while the first one compiles the model, and if no engine may be started.
         """
         # the other engines find the compiled model in vLLM's cache
         if self._is_compiled and not self.cards:
-            engine_count = 1
-        while len(self._engines) < engine_count and self._may_start:
-            handle, call = self._carrier.start()
-            self._engines.append(_Engine(handle, call))
+            target_count = 1
+        while len(self._engines) < target_count and self._may_start:
+            actor, call = self._carrier.start()
+            self._engines.append(_Engine(actor, call))
 
-    def _hand_out(self, most_requests: int) -> None:
+    def _hand_out_requests(self, most_requests: int) -> None:
         """Call each loaded engine that has no call, with further requests from the queue.
 
         An engine has at most `most_requests` unfinished requests, and no more than
@@ -152,25 +155,25 @@ class EnginePool:
             if not engine.facts or engine.call is not None:
                 continue
             capacity = min(REQUESTS_PER_SEQUENCE * engine.facts["max_num_seqs"], most_requests)
-            request_count = min(capacity - len(engine.requests), len(self._waiting))
-            requests = [self._waiting.popleft() for _ in range(request_count)]
+            request_count = min(capacity - len(engine.request_by_number), len(self._queue))
+            requests = [self._queue.popleft() for _ in range(request_count)]
             for _, request in requests:
-                refuse_too_long(request, engine.facts["max_model_len"])
-            engine.requests.update(requests)
+                refuse_too_long_request(request, engine.facts["max_model_len"])
+            engine.request_by_number.update(requests)
             # also without a new request, so that the engine goes on with those that it has
-            if engine.requests:
-                engine.call = self._carrier.exchange(engine.handle, requests)
+            if engine.request_by_number:
+                engine.call = self._carrier.exchange(engine.actor, requests)
 
-    def _collect(self) -> FinishedRequests:
+    def _collect_answers(self) -> FinishedRequests:
         """Wait up to POLL_SECONDS for answers of engines, and return the requests they finished.
 
         The first answer of an engine is its facts, all others are completions. An engine whose call
-        fails is lost: see `_lose`.
+        fails is lost: see `_lose_engine`.
         """
         engine_by_call = {
             engine.call: engine for engine in self._engines if engine.call is not None
         }
-        finished = []
+        finished_requests = []
         for call in self._carrier.wait(list(engine_by_call), POLL_SECONDS):
             engine = engine_by_call[call]
             engine.call = None
@@ -178,15 +181,15 @@ class EnginePool:
                 result = self._carrier.result(call)
             # a lost engine must not end the run: the others take over its requests
             except HarnessError as error:
-                self._lose(engine, error)
+                self._lose_engine(engine, error)
                 continue
             if engine.facts:
                 completions, engine.token_counts = result
-                finished += self._finish_requests(engine, completions)
+                finished_requests += self._finish_requests(engine, completions)
             else:
                 engine.facts = result
                 self.cards.append(result.get("cards"))
-        return finished
+        return finished_requests
 
     def _finish_requests(
         self, engine: _Engine, completions: Sequence[Completion]
@@ -197,19 +200,19 @@ class EnginePool:
             self._fruitless_starts = 0
             engine.has_finished_samples = True
         return [
-            (engine.requests.pop(int(completion.request_id)), completion)
+            (engine.request_by_number.pop(int(completion.request_id)), completion)
             for completion in completions
         ]
 
-    def _lose(self, engine: _Engine, error: HarnessError) -> None:
+    def _lose_engine(self, engine: _Engine, error: HarnessError) -> None:
         """Forget an engine that failed, and put its requests back at the head of the queue.
 
         Raises:
             HarnessError: the error, if no engine is left and none will be started.
         """
-        self._drop([engine])
+        self._drop_engines([engine])
         # `extendleft` reverses, so the requests keep their order
-        self._waiting.extendleft(reversed(engine.requests.items()))
+        self._queue.extendleft(reversed(engine.request_by_number.items()))
         # an engine that gave samples before it was lost shows that the engines can work
         if engine.has_finished_samples:
             self._fruitless_starts = 0
@@ -224,9 +227,9 @@ class EnginePool:
         message = str(error).replace(f" {CONTINUE_ADVICE}", "")
         print_message(f"an engine is lost; {consequence}. {message}")
 
-    def _drop(self, engines: Sequence[_Engine]) -> None:
+    def _drop_engines(self, engines: Sequence[_Engine]) -> None:
         """End these engines and forget them."""
         # a copy, because `engines` may be the list from which they are removed
         for engine in list(engines):
             self._engines.remove(engine)
-            self._carrier.kill(engine.handle)
+            self._carrier.kill(engine.actor)

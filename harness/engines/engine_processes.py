@@ -56,12 +56,12 @@ def die_with_parent() -> None:
 
     Because vLLM calls this early in each of its processes, it also lowers the level of vLLM's log.
     """
-    owner = os.environ.get(OWNER_VARIABLE)
+    owner_identity = os.environ.get(OWNER_VARIABLE)
     # vLLM also calls this without a run of mless, and in the run's own process
-    if not owner or owner == process_identity(os.getpid()):
+    if not owner_identity or owner_identity == process_identity(os.getpid()):
         return
     threading.Thread(
-        target=_end_with_owner, args=(owner,), name="mless-owner-watch", daemon=True
+        target=_end_with_owner, args=(owner_identity,), name="mless-owner-watch", daemon=True
     ).start()
     # mless sets the level ERROR to keep vLLM silent in the run's own process. The messages of this
     # process go to libraries.log, where those of level INFO say how far the start is.
@@ -82,11 +82,11 @@ def process_identity(process_id: int) -> str:
     It is empty if the process has ended, reaped or not.
     """
     try:
-        line = Path(f"/proc/{process_id}/stat").read_text()
+        stat_line = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
         return ""
     # Field 2 is the program's name in parentheses, and may contain blanks and parentheses.
-    state, *later_fields = line.rpartition(") ")[2].split()
+    state, *later_fields = stat_line.rpartition(") ")[2].split()
     # The states of a process that has ended are Z before it is reaped, and X after that
     # (proc_pid_stat(5)).
     if state in "ZX":
@@ -95,9 +95,10 @@ def process_identity(process_id: int) -> str:
     return f"{process_id}:{later_fields[22 - 4]}"
 
 
-def _end_with_owner(owner: str) -> None:
+def _end_with_owner(owner_identity: str) -> None:
     """Kill this process as soon as the owner has ended; see `process_identity`."""
-    while process_identity(int(owner.partition(":")[0])) == owner:
+    # the identity begins with the process id, as in `4711:86523`
+    while process_identity(int(owner_identity.partition(":")[0])) == owner_identity:
         time.sleep(POLL_SECONDS)
     # not SIGTERM, because vLLM's handler may only note that signal
     os.kill(os.getpid(), signal.SIGKILL)
@@ -162,7 +163,7 @@ class WorkerFacts:
                 return str(current_platform.get_device_uuid(self.local_rank))
             return os.environ.get("CUDA_VISIBLE_DEVICES")
 
-        getters = {
+        getter_by_name = {
             "card": card,
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
             "compute_capability": compute_capability,
@@ -171,7 +172,7 @@ class WorkerFacts:
             "triton_f32_default": lambda: os.environ.get("TRITON_F32_DEFAULT"),
             "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
         }
-        return {name: read_fact(getter) for name, getter in getters.items()}
+        return {name: read_fact(getter) for name, getter in getter_by_name.items()}
 
 
 def read_fact(getter: Callable[[], Any]) -> Any:

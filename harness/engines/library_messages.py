@@ -24,24 +24,25 @@ def library_log(path: Path) -> Iterator[None]:
     if sys.__stderr__ is None:  # the process was started without a standard error
         yield
         return
-    original_stderr, original_showwarning = sys.stderr, warnings.showwarning
+    original_stderr = sys.stderr
+    original_showwarning = warnings.showwarning
     original_stderr.flush()
     path.parent.mkdir(parents=True, exist_ok=True)
     # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
     terminal_descriptor = os.dup(2)
     with (
-        open(path, "a", encoding="utf-8") as log,
+        open(path, "a", encoding="utf-8") as log_file,
         os.fdopen(
             terminal_descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding
         ) as terminal,
     ):
-        os.dup2(log.fileno(), 2)
+        os.dup2(log_file.fileno(), 2)
         # in a notebook `sys.stderr` is another object, which does not write to descriptor 2
         if original_stderr is sys.__stderr__:
             sys.stderr = terminal
         # the first four arguments are the message, the category, the file and the line
         warnings.showwarning = lambda *warning: print(
-            warnings.formatwarning(*warning[:4]), file=log, flush=True
+            warnings.formatwarning(*warning[:4]), file=log_file, flush=True
         )
         try:
             yield

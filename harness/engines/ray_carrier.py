@@ -72,9 +72,9 @@ class EngineActor:
         if omp_threads:
             os.environ["OMP_NUM_THREADS"] = omp_threads
         # another machine may not have the folder of the log
-        with suppress(OSError), open(log_path, "ab") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
+        with suppress(OSError), open(log_path, "ab") as log_file:
+            os.dup2(log_file.fileno(), 1)
+            os.dup2(log_file.fileno(), 2)
         self._engine = VLLMEngine(arguments, has_sampled_requests=has_sampled_requests)
         self._unfinished_count = 0
         return self._engine.facts()
@@ -141,12 +141,12 @@ class RayCarrier:
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         """The files of a Ray that was started here; None with a cluster."""
         self._connect()
-        machines = self._list_machines()
+        machine_resources = self._list_machine_resources()
         self.gpu_counts = [
-            int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1
+            int(resources["GPU"]) for resources in machine_resources if resources.get("GPU", 0) >= 1
         ]
-        cluster_cores = sum(int(machine.get("CPU", 0)) for machine in machines)
-        self.core_count = max(count_cores(), cluster_cores)
+        cluster_core_count = sum(int(resources.get("CPU", 0)) for resources in machine_resources)
+        self.core_count = max(count_cores(), cluster_core_count)
         # GPUs limit the number of engines. Without GPUs the user chooses it, and no CPUs are
         # requested, because Ray would not start more engines than it counts CPUs.
         self._actor_class: Any = ray.remote(EngineActor).options(
@@ -189,7 +189,7 @@ class RayCarrier:
             self.close()
             raise KeyboardInterrupt from None
 
-    def _list_machines(self) -> list[dict[str, float]]:
+    def _list_machine_resources(self) -> list[dict[str, float]]:
         """The numbers of GPUs, cores and other resources of each machine that is alive."""
         try:
             return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -224,9 +224,9 @@ class RayCarrier:
         return actor, actor.load.remote(*self._load_arguments)
 
     @_explained_errors()
-    def exchange(self, engine: Any, requests: Sequence[tuple[int, Request]]) -> Any:
+    def exchange(self, actor: Any, requests: Sequence[tuple[int, Request]]) -> Any:
         """Call `EngineActor.exchange`, and return the call without waiting for its end."""
-        return engine.exchange.remote(requests)
+        return actor.exchange.remote(requests)
 
     @_explained_errors()
     def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
@@ -240,9 +240,9 @@ class RayCarrier:
         return self._ray.get(call)
 
     @_explained_errors()
-    def kill(self, engine: Any) -> None:
+    def kill(self, actor: Any) -> None:
         """Kill an actor; its engine's processes end with it."""
-        self._ray.kill(engine)
+        self._ray.kill(actor)
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""

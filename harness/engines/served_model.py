@@ -37,7 +37,7 @@ MOST_FAILURES_IN_A_ROW = 20
 CONNECT_LIMIT_SECONDS = 30.0
 """Seconds that a connection may take."""
 
-PATH_BY_BACKEND = {
+URL_PATH_BY_BACKEND = {
     "local-completions": "/completions",
     "local-chat-completions": "/chat/completions",
 }
@@ -122,7 +122,7 @@ class ServedModel:
     """A served model as a stream of finished completions.
 
     Args:
-        backend: A key of `PATH_BY_BACKEND`.
+        backend: A key of `URL_PATH_BY_BACKEND`.
         arguments: lm-eval's model arguments.
 
     Raises:
@@ -136,12 +136,12 @@ class ServedModel:
         self._base_url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
         self._url_query = question_mark + query
         """The end of the address, such as Azure's `?api-version=`."""
-        self._path = PATH_BY_BACKEND[backend]
+        self._url_path = URL_PATH_BY_BACKEND[backend]
         """The path of the API below the server's address."""
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
         try:
-            self._session = self._runner.run(self._open_session())
+            self._http_session = self._runner.run(self._open_http_session())
             self._served = self._runner.run(self._describe_model())
         except BaseException:  # Ctrl-C must close the connections too
             self.close()
@@ -156,7 +156,8 @@ class ServedModel:
         Raises:
             EngineError: at the end, if any request failed. All completions were yielded.
         """
-        unsent_requests, loop = iter(requests), self._runner.get_loop()
+        unsent_requests = iter(requests)
+        loop = self._runner.get_loop()
         # the time of the last whole completion, from which `_generate` limits pauses
         self._last_reply_time = loop.time()
         request_by_call: dict[ServerCall, Request] = {}
@@ -164,14 +165,22 @@ class ServedModel:
         failures_in_a_row = 0
         try:
             while failures_in_a_row < MOST_FAILURES_IN_A_ROW:
-                free_count = self._arguments.num_concurrent - len(request_by_call)
-                for request in islice(unsent_requests, free_count):
+                free_slot_count = self._arguments.num_concurrent - len(request_by_call)
+                for request in islice(unsent_requests, free_slot_count):
                     request_by_call[loop.create_task(self._generate(request))] = request
                 # every request has its completion or its error, and none is left to send
                 if not request_by_call:
                     break
+                # all calls go on while this waits for the next to finish, and at no other time
+                finished_calls, _ = self._runner.run(
+                    asyncio.wait(
+                        request_by_call,
+                        timeout=POLL_SECONDS,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                )
                 completions = []
-                for call in self._wait(request_by_call):
+                for call in finished_calls:
                     request = request_by_call.pop(call)
                     try:
                         completions.append((request, call.result()))
@@ -189,26 +198,17 @@ class ServedModel:
                 f"{_list_failures(failures)}. {CONTINUE_ADVICE}"
             )
 
-    def _wait(self, calls: Iterable[ServerCall]) -> Iterable[ServerCall]:
-        """Wait up to POLL_SECONDS until a call has finished, and return the finished calls.
-
-        All calls go on while this waits, and at no other time.
-        """
-        return self._runner.run(
-            asyncio.wait(calls, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        )[0]
-
     def facts(self) -> JsonObject:
         """The server's description of the model, for the run's receipt; its devices are unknown."""
         return {"device": "server", "device_names": None, "served": self._served}
 
     def close(self) -> None:
         """End all connections."""
-        if hasattr(self, "_session"):
-            self._runner.run(self._session.close())
+        if hasattr(self, "_http_session"):
+            self._runner.run(self._http_session.close())
         self._runner.close()
 
-    async def _open_session(self) -> Any:
+    async def _open_http_session(self) -> Any:
         """Open the session that sends all requests, with the user's headers or OPENAI_API_KEY."""
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
@@ -256,10 +256,11 @@ class ServedModel:
         Raises:
             EngineError: the last reply has no completion.
         """
-        retry_count, clock = 0, asyncio.get_running_loop().time
+        retry_count = 0
+        clock = asyncio.get_running_loop().time
         parameters = self._parameters(request)
         while True:
-            status, body, pause_seconds = await self._send("POST", self._path, json=parameters)
+            status, body, pause_seconds = await self._send("POST", self._url_path, json=parameters)
             completion = read_reply(status, body, request.sampling.stop)
             if completion and read_reason(completion.finish_reason) != "broken":
                 self._last_reply_time = clock()
@@ -297,8 +298,9 @@ class ServedModel:
 
         url = self._base_url + path + self._url_query
         try:
-            async with self._session.request(method, url, **options) as response:
-                status, text = response.status, (await response.read()).decode("utf-8", "replace")
+            async with self._http_session.request(method, url, **options) as response:
+                status = response.status
+                text = (await response.read()).decode("utf-8", "replace")
                 pause_seconds = _read_pause(response.headers)
         except (ClientError, TimeoutError) as error:
             return 0, f"{type(error).__name__} {error}", 0.0

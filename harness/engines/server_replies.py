@@ -47,8 +47,8 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     # A completion without a text is whole if its only token is the end token, or if its tokens are
     # a stop string, which a server leaves out of the text.
     may_be_whole = token_count == 1 or (token_count and stop_strings)
-    lacks_text = not (text or reasoning or may_be_whole)
-    finish_reason = _find_finish_reason(body, lacks_text)
+    lacks_expected_text = not (text or reasoning or may_be_whole)
+    finish_reason = _find_finish_reason(body, lacks_expected_text)
     cut_text = text
     for stop_string in stop_strings:
         cut_text = cut_text.partition(stop_string)[0]
@@ -63,7 +63,7 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     )
 
 
-def _find_finish_reason(body: Any, lacks_text: bool) -> str | None:
+def _find_finish_reason(body: Any, lacks_expected_text: bool) -> str | None:
     """The finish reason of a reply: see points 2 to 4 of `read_reply`."""
     choice = _find(body, "choices", 0)
     if _find(body, "error") or _find(choice, "error"):
@@ -71,7 +71,7 @@ def _find_finish_reason(body: Any, lacks_text: bool) -> str | None:
     server_reason = _find(choice, "finish_reason")
     reason = None if server_reason is None else str(server_reason)
     # any other reason, such as the limit of tokens, explains why there is no text
-    if lacks_text and read_reason(reason) in (None, "stop"):
+    if lacks_expected_text and read_reason(reason) in (None, "stop"):
         return "no text"
     return reason
 

@@ -56,7 +56,9 @@ def make_start_error(
     # if a process ends with an error, vLLM ends the others by a signal, which then is not the cause
     has_error_code = any(code > 0 for code in exit_codes)
     # vLLM also ends the process by a signal after an error that it explains itself
-    is_explained = not _SECONDARY_ERROR.search(str(error)) or known_cause(log_text, model_name)
+    is_explained = not _SECONDARY_ERROR.search(str(error)) or explain_known_cause(
+        log_text, model_name
+    )
     if has_error_code or is_explained or not signal_numbers:
         return ModelError(explain_start_error(model_name, error, log_text))
     signal_name = signal.Signals(signal_numbers[0]).name
@@ -78,13 +80,15 @@ def explain_start_error(
         log_text: The standard error of the engine's processes.
         program: The program that did not start; the subject of the message.
     """
-    cause = known_cause(log_text + "\n" + "".join(traceback.format_exception(error)), model_name)
-    if not cause:
-        cause = f"Its last error: {_last_error(log_text) or quote_error(error)}"
-    return f"{program} did not start. {cause}"
+    explanation = explain_known_cause(
+        log_text + "\n" + "".join(traceback.format_exception(error)), model_name
+    )
+    if not explanation:
+        explanation = f"Its last error: {_last_error(log_text) or quote_error(error)}"
+    return f"{program} did not start. {explanation}"
 
 
-def known_cause(log_text: str, model_name: str = "") -> str:
+def explain_known_cause(log_text: str, model_name: str = "") -> str:
     """The message of the first of KNOWN_CAUSES that a log names; empty if it names none.
 
     A message may quote the groups of its pattern, and as `hub` the explanation of an error of the
@@ -94,15 +98,15 @@ def known_cause(log_text: str, model_name: str = "") -> str:
     errors_text = " ".join(_strip_log(log_text).split())
     for cause in KNOWN_CAUSES:
         if match := re.search("|".join(cause["patterns"]), errors_text):
-            quotes = {
+            quote_by_placeholder = {
                 group_name: text.rstrip()[:MOST_QUOTED_CHARACTERS]
                 for group_name, text in match.groupdict(default="").items()
             }
             # the log has the error's text, and the explanation needs an error
-            quotes["hub"] = explain_hub_error(
+            quote_by_placeholder["hub"] = explain_hub_error(
                 model_name, OSError(errors_text[match.start() :][:MOST_QUOTED_CHARACTERS])
             )
-            return str(cause["message"].format(**quotes))
+            return str(cause["message"].format(**quote_by_placeholder))
     return ""
 
 
@@ -110,15 +114,19 @@ def _last_error(log_text: str) -> str:
     """The last line that names an exception, preferably one that does not refer to another."""
     lines = [line for line in _strip_log(log_text).splitlines() if _EXCEPTION_LINE.match(line)]
     primary_lines = [line for line in lines if not _SECONDARY_ERROR.search(line)]
-    return (primary_lines or lines)[-1][:MOST_QUOTED_CHARACTERS] if lines else ""
+    # the lines that are preferred stand at the end
+    return ["", *lines, *primary_lines][-1][:MOST_QUOTED_CHARACTERS]
 
 
 def _strip_log(log_text: str) -> str:
     """A log without lines of level DEBUG, INFO or WARNING, and without the prefixes of lines.
 
     vLLM's prefix is the process, the level, the date, the time and the position in the source.
+    A line that a program prints has the process alone.
     """
-    process_pattern, origin_pattern = r"(?m)^(\(\w+[^)]*\) )?", r"[\d-]+ [\d:.]+ \[[^\]]*\] "
+    # a line begins with: (EngineCore pid=7) ERROR 11-29 21:05:09 [core.py:5]
+    process_pattern = r"(?m)^(\(\w+[^)]*\) )?"
+    origin_pattern = r"[\d-]+ [\d:.]+ \[[^\]]*\] "
     errors_text = re.sub(
         rf"{process_pattern}(DEBUG|INFO|WARNING) {origin_pattern}.*$", "", log_text
     )

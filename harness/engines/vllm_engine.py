@@ -25,7 +25,7 @@ from harness.engines.completions import (
     Completion,
     FinishedRequests,
     read_outputs,
-    refuse_too_long,
+    refuse_too_long_request,
     sampling_parameters,
 )
 from harness.engines.devices import gpu_driver_version, use_all_cores
@@ -45,7 +45,7 @@ from harness.engines.engine_processes import (
 from harness.engines.interventions import intervention_check
 from harness.engines.interventions.open_layers import add_open_layers
 from harness.engines.library_messages import NewMessages
-from harness.engines.start_errors import explain_start_error, known_cause, make_start_error
+from harness.engines.start_errors import explain_known_cause, explain_start_error, make_start_error
 from harness.engines.watched_calls import WatchedCalls
 from harness.errors import EngineError, ModelError
 from harness.experiment.plan import Request
@@ -108,10 +108,10 @@ class VLLMEngine:
             name: value for name, value in os.environ.items() if name.startswith(_VLLM_PREFIXES)
         }
         """The variables of vLLM as they were before this engine changed them."""
-        self._is_aborted = False
+        self._has_aborted_request = False
         """Whether a request has ended without a completion: see `stream`."""
         self._recording_numbers = count()
-        self._recording_by_request: dict[str, str] = {}
+        self._recording_name_by_request: dict[str, str] = {}
         """The name of each request's recording. Ids of requests are used again, names are not."""
         self._attention_by_recording: dict[str, NDArray[np.float32]] = {}
         """The recorded attention of requests whose completions have not been returned yet."""
@@ -130,9 +130,7 @@ class VLLMEngine:
         If they have reference answers of Hugging Face for the run's interventions, the engine is
         checked against them.
         """
-        options = engine_arguments(arguments)
-        # this also removes an argument that vLLM does not know
-        _choose_kernels(options)
+        options = _choose_kernels(engine_arguments(arguments))
         # before vLLM is imported, because the import reads the environment
         _prepare_environment()
         try:
@@ -189,8 +187,8 @@ class VLLMEngine:
     def token_counts(self) -> list[int]:
         """The number of tokens of each unfinished request."""
         # a copy, because another thread adds requests meanwhile
-        states = list(self._engine.output_processor.request_states.values())
-        return [state.detokenizer.num_output_tokens() for state in states]
+        request_states = list(self._engine.output_processor.request_states.values())
+        return [state.detokenizer.num_output_tokens() for state in request_states]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate all requests in their order; yield a list, often an empty one, for each `step`.
@@ -210,7 +208,7 @@ class VLLMEngine:
         while queue or request_by_id:
             while queue and len(request_by_id) < most_requests:
                 number, request = queue.popleft()
-                refuse_too_long(request, config.model_config.max_model_len)
+                refuse_too_long_request(request, config.model_config.max_model_len)
                 self.submit(str(number), request)
                 request_by_id[str(number)] = request
             yield [
@@ -229,7 +227,7 @@ class VLLMEngine:
         recording_name = ""
         if request.query_sets:
             recording_name = f"recorded {next(self._recording_numbers)}"
-            self._recording_by_request[request_id] = recording_name
+            self._recording_name_by_request[request_id] = recording_name
         prompt = intervention_check.salted_prompt(
             request.prompt_token_ids, request.intervention, recording_name
         )
@@ -243,14 +241,14 @@ class VLLMEngine:
             EngineError: as `stream`; after an abort in the next call, so that no completion is
                 lost.
         """
-        if self._is_aborted:
+        if self._has_aborted_request:
             raise self._make_death_error()
         outputs = self._calls.call(self._take_steps)
         if self._layers_by_use and not self._engine.has_unfinished_requests():
             # Each step checks the tokens that an intervention changed in the step before. After the
             # last request no step follows.
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
-        completions, self._is_aborted = read_outputs(
+        completions, self._has_aborted_request = read_outputs(
             outputs, self._engine.output_processor.tokenizer
         )
         return [self._add_attention(completion) for completion in completions]
@@ -262,14 +260,14 @@ class VLLMEngine:
         switches of threads.
         """
         deadline = time.monotonic() + STEP_LOOP_SECONDS
-        finished: list[Any] = []
-        while not finished and time.monotonic() < deadline:
-            finished = self._engine.step()
-        return finished
+        outputs: list[Any] = []
+        while not outputs and time.monotonic() < deadline:
+            outputs = self._engine.step()
+        return outputs
 
     def _add_attention(self, completion: Completion) -> Completion:
         """The completion with the attention that was recorded of its prompt, if any was."""
-        recording_name = self._recording_by_request.pop(completion.request_id, None)
+        recording_name = self._recording_name_by_request.pop(completion.request_id, None)
         if recording_name is None:
             return completion
         if recording_name not in self._attention_by_recording:
@@ -291,7 +289,10 @@ class VLLMEngine:
 
     def _make_death_error(self) -> EngineError:
         """The error for an engine process that has died, with its cause if the log has one."""
-        cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."
+        cause = (
+            explain_known_cause(self._messages.read())
+            or "It was killed, or what it printed says why."
+        )
         return EngineError(
             f"The engine process died in the middle of the run. {cause} {CONTINUE_ADVICE}"
         )
@@ -313,7 +314,7 @@ class VLLMEngine:
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
             facts["interventions"] = self._agreement
-        getters = {
+        getter_by_name = {
             "device": device_type,
             "device_names": lambda: list_worker_fact("device_name"),
             "cards": lambda: list_worker_fact("card"),
@@ -324,7 +325,7 @@ class VLLMEngine:
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
         }
-        facts |= {name: read_fact(getter) for name, getter in getters.items()}
+        facts |= {name: read_fact(getter) for name, getter in getter_by_name.items()}
         for path in CONFIG_FACT_PATHS:
             name = path.rpartition(".")[2].removeprefix("enable_")
             facts[name] = read_fact(partial(attrgetter(path), config))
@@ -341,8 +342,8 @@ class VLLMEngine:
         with ignored_signals():
             self._calls.close()
             worker_count = self._engine.vllm_config.parallel_config.world_size
-            seconds = SEVERAL_GPUS_CLOSE_SECONDS if worker_count > 1 else CLOSE_SECONDS
-            self._engine.engine_core.shutdown(timeout=seconds)
+            limit_seconds = SEVERAL_GPUS_CLOSE_SECONDS if worker_count > 1 else CLOSE_SECONDS
+            self._engine.engine_core.shutdown(timeout=limit_seconds)
             self._restore_environment()
 
     def _restore_environment(self) -> None:
@@ -368,24 +369,25 @@ def device_type() -> str | None:
     return current_platform.device_type or None
 
 
-def _choose_kernels(options: dict[str, Any]) -> None:
-    """Set the variables and the engine argument that choose kernels.
+def _choose_kernels(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the variables that choose kernels, and return the engine arguments that do so.
 
-    `options` are changed: `batch_invariant` is removed, because it is not an argument of vLLM's,
-    and with it `compilation_config` gets vLLM's own kernel for RMSNorm.
+    They lack `batch_invariant`, because it is not an argument of vLLM's. If it is true,
+    `compilation_config` gets vLLM's own kernel for RMSNorm.
     """
+    options = dict(options)
     if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
         # with 10 bits of mantissa.
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
-    if not options.pop("batch_invariant", False):
-        return
-    os.environ["VLLM_BATCH_INVARIANT"] = "1"
-    # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
-    if device_type() == "cuda":
-        compilation = compilation_settings(options)
-        custom_operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
-        options["compilation_config"] = {**compilation, "custom_ops": custom_operations}
+    if options.pop("batch_invariant", False):
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
+        if device_type() == "cuda":
+            compilation = compilation_settings(options)
+            custom_operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
+            options["compilation_config"] = {**compilation, "custom_ops": custom_operations}
+    return options
 
 
 def _prepare_environment() -> None:

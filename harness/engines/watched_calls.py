@@ -50,7 +50,8 @@ class WatchedCalls:
         step_limit_seconds: float,
         make_death_error: Callable[[], EngineError],
     ) -> None:
-        self._processes, self._make_death_error = processes, make_death_error
+        self._processes = processes
+        self._make_death_error = make_death_error
         self._stall_seconds = STALL_FACTOR * step_limit_seconds
         self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         """Calls for the thread, each with the future that gets its answer; None ends the thread."""
@@ -69,12 +70,12 @@ class WatchedCalls:
         """
         future: Future[Any] = Future()
         self._queue.put((make_engine, future))
-        polls_since_death = 0
+        poll_count_since_death = 0
         try:
             while not wait([future], timeout=POLL_SECONDS).done:
                 if self._has_dead_process():
-                    polls_since_death += 1
-                if polls_since_death * POLL_SECONDS > VLLM_ERROR_WAIT_SECONDS:
+                    poll_count_since_death += 1
+                if poll_count_since_death * POLL_SECONDS > VLLM_ERROR_WAIT_SECONDS:
                     raise RuntimeError(
                         "Engine core initialization failed: its process ended just after it had "
                         "loaded the model."
@@ -84,7 +85,7 @@ class WatchedCalls:
             self.close()
             # Ctrl-C ends the wait while the call goes on. After a process has died, the call may
             # never end.
-            self._kill_until_done(future, 1 if polls_since_death else MOST_INTERRUPTED_POLLS)
+            self._kill_until_done(future, 1 if poll_count_since_death else MOST_INTERRUPTED_POLLS)
             raise
 
     def _kill_until_done(self, future: Future[Any], most_polls: int) -> None:

@@ -47,13 +47,14 @@ class HeldReplies:
         self._sample_by_difference: dict[int, Sample] = {}
         """The first sample with each difference between the server's count of tokens and ours."""
 
-    def check_reply(self, sample: Sample) -> None:
+    def add_reply(self, sample: Sample) -> None:
         """Note the server's reply of a new or recorded sample, and refuse a server in case 1.
 
         Raises:
             EngineError: case 1, the server cuts or changes prompts.
         """
-        self._has_whole_reply |= read_reason(sample.finish_reason) != "broken"
+        if read_reason(sample.finish_reason) != "broken":
+            self._has_whole_reply = True
         if sample.added_tokens is None:
             return
         self._server_counts.add(sample.server_tokens)
@@ -87,14 +88,14 @@ class HeldReplies:
                         finish_reason=completion.finish_reason,
                         server_tokens=completion.prompt_tokens,
                     )
-                    self.check_reply(reply)
-                if self._has_whole_reply and not self._may_be_cut():
+                    self.add_reply(reply)
+                if self._has_whole_reply and not self._may_cut_all_prompts():
                     yield held_completions
                     held_completions = []
                 else:
                     yield []
         # the run ends in case 2
-        if self._may_be_cut():
+        if self._may_cut_all_prompts():
             self._refuse_varying_differences()
         if held_completions and not self._has_whole_reply:
             request, completion = held_completions[0]
@@ -105,9 +106,9 @@ class HeldReplies:
             )
         yield held_completions
 
-    def _may_be_cut(self) -> bool:
+    def _may_cut_all_prompts(self) -> bool:
         """Whether the server may have cut all prompts to one length: case 2 of the class."""
-        differences = self._sample_by_difference
+        differences = self._sample_by_difference.keys()
         return len(self._server_counts) == 1 and min(differences) < 0 and max(differences) <= 0
 
     def _refuse_varying_differences(self) -> None:

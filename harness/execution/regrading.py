@@ -114,7 +114,7 @@ def _describe_changes(
     )
 
 
-LOG_FORM = "filter"
+FILTER_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
 _NO_MATCH = "[invalid]"
 """What a filter of lm-eval returns without a match."""
@@ -204,14 +204,25 @@ def _make_jobs(
     """
     rows_and_jobs = []
     golds_by_question: dict[str, tuple[str, str]] = {}
-    hidden_start = find_hidden_start([entry.completion for entry in logged_completions])
-    gold_lists = read_gold_column(
-        [(entry.location, entry.gold_cell) for entry in logged_completions], path, decimal_sign
+    hidden_start = find_hidden_start(
+        [logged_completion.completion for logged_completion in logged_completions]
     )
-    for entry, golds in zip(logged_completions, gold_lists, strict=True):
-        refuse_other_golds(golds_by_question, entry.question, golds, entry.location)
+    gold_lists = read_gold_column(
+        [
+            (logged_completion.location, logged_completion.gold_cell)
+            for logged_completion in logged_completions
+        ],
+        path,
+        decimal_sign,
+    )
+    for logged_completion, golds in zip(logged_completions, gold_lists, strict=True):
+        refuse_other_golds(
+            golds_by_question, logged_completion.question, golds, logged_completion.location
+        )
         gold, *alternatives = golds
-        form, answer = _choose_answer(hidden_start + entry.completion, entry.filter_answer)
+        form, answer = _choose_answer(
+            hidden_start + logged_completion.completion, logged_completion.filter_answer
+        )
         job = GradeJob(
             completion=" ".join(answer.split()),
             target=gold.strip(),
@@ -220,12 +231,12 @@ def _make_jobs(
             decimal_sign=decimal_sign,
         )
         row = {
-            "name": entry.problem_id,
-            "cluster": fold_text(entry.question),
+            "name": logged_completion.problem_id,
+            "cluster": fold_text(logged_completion.question),
             "gold": gold,
             "form": form,
-            "by_log": entry.is_right,
-            "metric": entry.metric,
+            "by_log": logged_completion.is_right,
+            "metric": logged_completion.metric,
         }
         rows_and_jobs.append((row, job))
     return rows_and_jobs
@@ -245,12 +256,12 @@ def _choose_answer(completion: str, filter_answer: str) -> tuple[str, str]:
     if not filter_answer:
         return form, answer
     if _contains_answer(conclusion, filter_answer):
-        return LOG_FORM, filter_answer
+        return FILTER_FORM, filter_answer
     # the filter took its answer from the reasoning, where an answer does not count
     if _contains_answer(completion, filter_answer):
         return form, answer
     # the filter wrote the answer in another way than the completion, such as `0.5` for `1/2`
-    return LOG_FORM, filter_answer
+    return FILTER_FORM, filter_answer
 
 
 def _contains_answer(text: str, answer: str) -> bool:
@@ -272,7 +283,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
         for sample, score in prompt.graded_samples:
             if sample.completion is None:
                 continue
-            entry = LoggedCompletion(
+            logged_completion = LoggedCompletion(
                 prompt.problem_id,
                 prompt.question,
                 reasoning_start + sample.completion,
@@ -283,34 +294,36 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
                 log.metric,
             )
             if is_of_our_task:
-                yield entry._replace(completion="")
+                yield logged_completion._replace(completion="")
             else:
-                yield _keep_own_answer(entry, sample.completion, len(prompt.completions))
+                yield _drop_foreign_answer(
+                    logged_completion, sample.completion, len(prompt.completions)
+                )
 
 
-def _keep_own_answer(
-    entry: LoggedCompletion, completion: str, sample_count: int
+def _drop_foreign_answer(
+    logged_completion: LoggedCompletion, completion: str, sample_count: int
 ) -> LoggedCompletion:
-    """The entry, without its filter's answer if this is not a short answer to this sample.
+    """The completion, without its filter's answer if this is not a short answer to this sample.
 
     It is not if the filter found nothing or returned a longer text, or if a problem has several
     samples and this completion lacks the answer. The answer is then searched for in the completion.
 
     Args:
-        entry: A completion, with the start of reasoning that its prompt ends with.
+        logged_completion: A completion, with the start of reasoning that its prompt ends with.
         completion: The completion without this start.
         sample_count: The number of samples of the problem.
     """
-    if _is_no_answer(entry.filter_answer, completion):
-        return entry._replace(filter_answer="")
-    if entry.filter_answer in completion or sample_count == 1:
-        return entry
+    if _lacks_short_answer(logged_completion.filter_answer, completion):
+        return logged_completion._replace(filter_answer="")
+    if logged_completion.filter_answer in completion or sample_count == 1:
+        return logged_completion
     # the filter of a majority gives all samples of a problem one answer and one verdict, which say
     # nothing about this sample
-    return entry._replace(filter_answer="", is_right=None)
+    return logged_completion._replace(filter_answer="", is_right=None)
 
 
-def _is_no_answer(filter_text: str, completion: str) -> bool:
+def _lacks_short_answer(filter_text: str, completion: str) -> bool:
     """Whether a filter returned another text than a short answer: nothing found, or a longer text.
 
     Such a text is the whole completion, several lines, or a sentence such as `The answer is 5.`

@@ -67,7 +67,8 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engine_choice: int | str =
     """
     quieten_libraries()
     sampling = plan.config.resolve_sampling(_generation_config(plan))
-    identity, prompts = run_identity(plan, sampling), stored_prompts(plan)
+    identity = run_identity(plan, sampling)
+    prompts = stored_prompts(plan)
     # a finished run is not opened, so that its compressed files stay as they are
     if is_finished(RunFiles(output), identity, prompts):
         print_message(f"{output} is finished, nothing was left to do")
@@ -110,7 +111,8 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     Raises:
         RunError: the folder's journal cannot be read.
     """
-    model, layouts = config.model, config.layouts
+    model = config.model
+    layouts = config.layouts
     files = RunFiles(output)
     stored_config = files.identity.config if files.has_sample else None
     if stored_config and stored_config["model"]["backend"] == model.backend:
@@ -159,8 +161,8 @@ def describe_folder(plan: Plan, output: Path) -> str:
         return f"{output}, new"
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     # when a finished run is extended, its contrasts are tested once more: another look
-    looks = extend_identity(files, run_identity(plan, sampling), stored_prompts(plan)).looks
-    remark = f"; the table will be look {looks}" if looks > 1 else ""
+    identity = extend_identity(files, run_identity(plan, sampling), stored_prompts(plan))
+    remark = f"; the table will be look {identity.looks}" if identity.looks > 1 else ""
     return (
         f"{output}, {len(files.journal.records):,} of {plan.completion_count:,} samples are "
         f"there{remark}"
@@ -169,7 +171,8 @@ def describe_folder(plan: Plan, output: Path) -> str:
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
-    config, dataset = plan.config, plan.full_dataset
+    config = plan.config
+    dataset = plan.full_dataset
     arguments = config.model.model_args
     tasks = {
         name: Task(
@@ -270,14 +273,15 @@ def write_receipt(files: RunFiles) -> None:
     stored_receipt: JsonObject = {}
     with suppress(RunError):
         stored_receipt = files.receipt
-    hashes = hash_files(files)
-    if stored_receipt.get("files") == hashes:
+    hash_by_file = hash_files(files)
+    if stored_receipt.get("files") == hash_by_file:
         return
-    receipt = _make_receipt(files, hashes, stored_receipt)
+    receipt = _make_receipt(files, hash_by_file, stored_receipt)
     if files.identity.engine.device == "server":
-        # a prompt that the server's filter refused has no count
-        added_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
-        receipt["added_tokens"] = added_counts.pop() if len(added_counts) == 1 else None
+        # None is left out, because a prompt that the server's filter refused has no count
+        added_token_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
+        # several numbers show that the server does not count
+        receipt["added_tokens"] = added_token_counts.pop() if len(added_token_counts) == 1 else None
     receipt_path = files.path / RECEIPT
     with explain_write_errors(files.path):
         # removed first, because a folder with a receipt counts as finished
@@ -287,7 +291,7 @@ def write_receipt(files: RunFiles) -> None:
 
 
 def _make_receipt(
-    files: RunFiles, hashes: Mapping[str, str], stored_receipt: JsonObject
+    files: RunFiles, hash_by_file: Mapping[str, str], stored_receipt: JsonObject
 ) -> JsonObject:
     """The receipt of a run, by the hashes of its files and its earlier receipt, if it has one."""
     sessions, timing = files.read_sessions()
@@ -295,7 +299,7 @@ def _make_receipt(
     # all tasks of a run have the same sampling
     first_task, *_ = identity_facts.pop("arms").values()
     config = sessions[-1]["config"]
-    if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
+    if stored_receipt.get("files", {}).get(JOURNAL) == hash_by_file[JOURNAL]:
         # the samples are the same and were only graded again, so the receipt keeps their config
         config = stored_receipt["config"]
     assert files.score_versions is not None  # because every sample has its score
@@ -308,7 +312,7 @@ def _make_receipt(
         "problems": len({prompt.doc["id"] for prompt in files.prompts}),
         "timing": timing,
         **software_facts(),
-        "files": hashes,
+        "files": hash_by_file,
     }
     # a session states only what differs from the receipt
     receipt["sessions"] = [

@@ -67,7 +67,9 @@ class _Session:
     """
 
     def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
-        self._plan, self._sampling, self._folder = plan, sampling, folder
+        self._plan = plan
+        self._sampling = sampling
+        self._folder = folder
         self._session_facts = session_facts(plan)
         self._setting_hash = folder.identity.hash_setting()
         self._request_by_key = {
@@ -84,20 +86,22 @@ class _Session:
             if key not in folder.journal.keys:
                 self.missing_requests += request.split_by_answer()
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
-        self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
+        self._token_scores_by_key: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """Log-probabilities of answers, by the sample's key and the answer's index, until all
         answers of the sample are scored."""
         self._has_unexpected_reasoning = False
         """Whether a completion has reasoning although the model is not known to reason."""
         self._held_replies = HeldReplies(plan)
-        self._last_served: JsonObject | None = None
+        self._last_served_model: JsonObject | None = None
         """The server's description of the model in the last session."""
         self._line_by_task = plan.line_by_task
         """The line of the display of progress that counts the samples of a task."""
-        count_by_line = Counter(
+        sample_count_by_line = Counter(
             self._line_by_task[request.task] for request in self._request_by_key.values()
         )
-        self._progress = Progress(count_by_line, most_tokens=sampling.max_tokens, quiet=quiet)
+        self._progress = Progress(
+            sample_count_by_line, most_tokens=sampling.max_tokens, quiet=quiet
+        )
 
     def take_recorded_samples(self, scorer: Scorer) -> None:
         """Take up the samples of earlier sessions.
@@ -112,14 +116,14 @@ class _Session:
         for sample in journal.records:
             self._progress.count_recorded(self._line_by_task[sample.task])
             # new replies must agree with the server's count of tokens in the recorded ones
-            self._held_replies.check_reply(sample)
+            self._held_replies.add_reply(sample)
             # `submit` skips a sample that has its score
             scorer.submit(sample)
             # samples are graded while this loop runs, so some scores are finished
             self.show_scores(scorer.poll())
         for note in journal.notes:
             if note.get("engine"):
-                self._last_served = note["engine"].get("served")
+                self._last_served_model = note["engine"].get("served")
 
     def generate(self, scorer: Scorer, engine_choice: int | str) -> None:
         """Load the model and generate the missing samples.
@@ -179,10 +183,14 @@ class _Session:
         A server can give another model the same name, so `root` is compared. Other facts, such as
         the length of the context, change no sample.
         """
-        if served_model and self._last_served and served_model["root"] != self._last_served["root"]:
+        if (
+            served_model
+            and self._last_served_model
+            and served_model["root"] != self._last_served_model["root"]
+        ):
             raise changed_settings_error(
                 self._folder.path / JOURNAL,
-                list_differences(self._last_served, served_model, "served"),
+                list_differences(self._last_served_model, served_model, "served"),
             )
 
     def show_scores(self, scores: Iterable[Score]) -> None:
@@ -264,25 +272,27 @@ class _Session:
         self.timing["samples"] += 1
 
     def _score_answers(
-        self, key: str, request: Request, prompt_scores: TokenScores
+        self, key: str, request: Request, prompt_token_scores: TokenScores
     ) -> AnswerScore | None:
         """Note the scores of a request's answer. The last answer of a sample completes its score.
 
         Args:
             key: The key of the sample.
             request: A request whose prompt ends with one of the sample's answers.
-            prompt_scores: The log-probabilities of all tokens of the prompt.
+            prompt_token_scores: The log-probabilities of all tokens of the prompt.
 
         Returns:
             The score of all answers; None while some are missing.
         """
-        scores_by_answer = self._answer_scores[key]
-        scores_by_answer[request.answer_index] = list(prompt_scores[-request.scored_tokens :])
-        if len(scores_by_answer) < len(request.answers):
+        token_scores_by_answer = self._token_scores_by_key[key]
+        token_scores_by_answer[request.answer_index] = list(
+            prompt_token_scores[-request.scored_tokens :]
+        )
+        if len(token_scores_by_answer) < len(request.answers):
             return None
-        del self._answer_scores[key]
-        answer_scores = [scores_by_answer[index] for index in sorted(scores_by_answer)]
-        return AnswerScore.of(answer_scores, request.other_answer_count)
+        del self._token_scores_by_key[key]
+        token_scores = [token_scores_by_answer[index] for index in sorted(token_scores_by_answer)]
+        return AnswerScore.of(token_scores, request.other_answer_count)
 
 
 def session_facts(plan: Plan) -> JsonObject:

@@ -15,7 +15,7 @@ from harness.runs.journal import Journal
 from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import PromptIndex
 
-NO_AUDIT = "not asked for"
+NO_AUDIT_REASON = "not asked for"
 """The reason why a grade has no audit."""
 
 
@@ -90,7 +90,7 @@ class Scorer:
             return
         verdict: Verdict = "correct" if sample.answer_score.gold_is_likeliest else "incorrect"
         # through the pool too, so that `poll` and `finish` store and return all scores
-        self._pool.submit(key, Grade(verdict=verdict, answer=None, audit_reason=NO_AUDIT))
+        self._pool.submit(key, Grade(verdict=verdict, answer=None, audit_reason=NO_AUDIT_REASON))
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
@@ -100,12 +100,12 @@ class Scorer:
         """Wait for the remaining scores; each is stored and yielded as soon as it is finished."""
         yield from self._store(self._pool.drain())
 
-    def _store(self, grade_by_key: Iterable[tuple[Any, Grade]]) -> Iterator[Score]:
+    def _store(self, keys_and_grades: Iterable[tuple[Any, Grade]]) -> Iterator[Score]:
         """Store each grade as the score of the sample with its key, and yield the score."""
-        for key, grade in grade_by_key:
+        for key, grade in keys_and_grades:
             score_fields = {"key": key, **structs.asdict(grade)}
             if not self._has_audit:
-                score_fields["audit_reason"] = NO_AUDIT
+                score_fields["audit_reason"] = NO_AUDIT_REASON
             self._score_journal.append(score_fields)
             yield Score(**score_fields)
 

@@ -51,13 +51,13 @@ class _WrappedTask(NamedTuple):
 
 
 def write_wrapped_tasks(
-    folder: Path, task: str, conditions_text: str | None = None, model: str | None = None
+    folder: Path, task_name: str, conditions_text: str | None = None, model: str | None = None
 ) -> list[str]:
     """Write a task of lm-eval under some conditions, as a task folder.
 
     Args:
         folder: A new or an empty folder.
-        task: lm-eval's name of the task.
+        task_name: lm-eval's name of the task.
         conditions_text: Names or inline conditions, as in the list of a run config. None: the
             study's four conditions.
         model: Model folder or hub name. Its tokenizer gives the random sentence its exact length,
@@ -73,10 +73,10 @@ def write_wrapped_tasks(
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
     conditions = _read_conditions(conditions_text)
-    stock_file = _find_task_file(task)
-    wrapped_tasks = [*_wrap_task(task, conditions, model)]
+    stock_file = _find_task_file(task_name)
+    wrapped_tasks = [*_wrap_task(task_name, conditions, model)]
     text_by_file_name = {
-        f"{wrapped_task.name}.yaml": _make_task_yaml(wrapped_task, task, stock_file)
+        f"{wrapped_task.name}.yaml": _make_task_yaml(wrapped_task, task_name, stock_file)
         for wrapped_task in wrapped_tasks
     }
     helper_path = resources.folder("tasks") / "wrap" / _HELPER_FILE
@@ -95,7 +95,7 @@ def write_wrapped_tasks(
 
 
 def _wrap_task(
-    task: str, conditions: Sequence[Condition], model: str | None
+    task_name: str, conditions: Sequence[Condition], model: str | None
 ) -> Iterator[_WrappedTask]:
     """The task under each condition.
 
@@ -118,13 +118,15 @@ def _wrap_task(
         if model:
             length_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"
         condition_name = condition_prompts.condition.name
-        yield _WrappedTask(f"{task}_{condition_name}", condition_name, filler_text, length_text)
+        yield _WrappedTask(
+            f"{task_name}_{condition_name}", condition_name, filler_text, length_text
+        )
 
 
-def _make_task_yaml(wrapped_task: _WrappedTask, stock_task: str, stock_file: str) -> str:
+def _make_task_yaml(wrapped_task: _WrappedTask, task_name: str, stock_file: str) -> str:
     """The YAML of a wrapped task. The class in `with_filler.py` reads the settings."""
     heading = (
-        f"# {stock_task} of lm-eval under the condition {wrapped_task.condition_name}, "
+        f"# {task_name} of lm-eval under the condition {wrapped_task.condition_name}, "
         f"{wrapped_task.length_text}.\n"
         f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
         "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
@@ -134,7 +136,7 @@ def _make_task_yaml(wrapped_task: _WrappedTask, stock_task: str, stock_file: str
     return heading + yaml.safe_dump(
         {
             "output_type": _OUTPUT_TYPE,
-            "stock_task": stock_task,
+            "stock_task": task_name,
             "stock_file": stock_file,
             "condition": wrapped_task.condition_name,
             "filler": wrapped_task.filler,
@@ -187,7 +189,7 @@ def _load_task_manager() -> Any:
     return TaskManager()
 
 
-def _find_task_file(task: str) -> str:
+def _find_task_file(task_name: str) -> str:
     """A task's file within lm-eval's folder of tasks.
 
     Raises:
@@ -197,23 +199,24 @@ def _find_task_file(task: str) -> str:
 
     manager = _load_task_manager()
     generating_names = []
-    for task_name in manager.all_subtasks:
-        settings = manager.task_index[task_name].cfg or {}
+    for listed_name in manager.all_subtasks:
+        settings = manager.task_index[listed_name].cfg or {}
         # the YAML of a task that is written in Python does not say whether it generates
         if "class" not in settings and settings.get("output_type", _OUTPUT_TYPE) == _OUTPUT_TYPE:
-            generating_names.append(task_name)
-    if task not in generating_names:
+            generating_names.append(listed_name)
+    if task_name not in generating_names:
         # related tasks begin with the same word, such as `gsm8k` in `gsm8k_cot`
         related_names = [
-            task_name
-            for task_name in generating_names
-            if task_name.startswith(task.partition("_")[0])
+            listed_name
+            for listed_name in generating_names
+            if listed_name.startswith(task_name.partition("_")[0])
         ]
         raise ConfigError(
-            f"--wrap {task}: expected a single task of lm-eval that generates text and is written "
-            f"in YAML, such as {list_near(task, related_names or generating_names, 3)}."
+            f"--wrap {task_name}: expected a single task of lm-eval that generates text and is "
+            "written in YAML, such as "
+            f"{list_near(task_name, related_names or generating_names, 3)}."
         )
-    yaml_path = Path(str(manager.task_index[task].yaml_path))
+    yaml_path = Path(str(manager.task_index[task_name].yaml_path))
     return yaml_path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 
 

@@ -159,7 +159,7 @@ def test_a_server_gets_the_body_of_its_backend_with_the_key(
     server.answer = always(completion("so. END and", "length"))
     (completed,) = ask(server, request("p", **facts), backend=backend, **arguments)
     ((path, sent, headers),) = server.posts
-    assert path.removeprefix("/v1/") == served_model.PATH_BY_BACKEND[backend].strip("/")
+    assert path.removeprefix("/v1/") == served_model.URL_PATH_BY_BACKEND[backend].strip("/")
     assert sent == body
     assert headers.get("Authorization") == (f"Bearer {key}" if key else None)
     assert completed == Completion(text=text, finish_reason=reason, completion_tokens=7)

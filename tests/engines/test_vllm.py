@@ -33,12 +33,10 @@ def test_batch_invariance_uses_vllms_kernel_of_rmsnorm_on_cuda(
     monkeypatch.setattr(vllm_engine.os, "environ", {})
     monkeypatch.setattr(vllm_engine, "device_type", lambda: device)
     options = {"batch_invariant": True, "compilation_config": compilation}
-    vllm_engine._choose_kernels(options)
-    assert options == {"compilation_config": expected}
+    assert vllm_engine._choose_kernels(options) == {"compilation_config": expected}
     assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
     options = {"batch_invariant": False, "compilation_config": compilation}
-    vllm_engine._choose_kernels(options)
-    assert options == {"compilation_config": compilation}
+    assert vllm_engine._choose_kernels(options) == {"compilation_config": compilation}
 
 
 def test_compilation_settings_that_are_no_mapping_are_refused():
