@@ -124,7 +124,7 @@ def _strip_log(log_text: str) -> str:
     vLLM's prefix is the process, the level, the date, the time and the position in the source.
     A line that a program prints has the process alone.
     """
-    # a line begins with: (EngineCore pid=7) ERROR 11-29 21:05:09 [core.py:5]
+    # a line begins with: (EngineCore pid=7) ERROR 11-29 21:05:09 [FILE:5]
     process_pattern = r"(?m)^(\(\w+[^)]*\) )?"
     origin_pattern = r"[\d-]+ [\d:.]+ \[[^\]]*\] "
     errors_text = re.sub(
