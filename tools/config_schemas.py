@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from attention_probe.figures.figure_config import FigureConfig
-from harness.experiment.conditions import FILLER_KINDS, NAMED_CONDITIONS, Condition
+from harness.experiment.conditions import FILLED_CLASSES, NAMED_CONDITIONS, Condition
 from harness.experiment.run_config import RunConfig
 
 LAYERS = {"type": ["integer", "string", "array"], "items": {"type": "integer", "minimum": 1}}
@@ -33,7 +33,7 @@ class _ConfigSchema(GenerateJsonSchema):
 
 def config_schema(config: type[RunConfig] | type[FigureConfig]) -> dict[str, Any]:
     """The schema of run configs or of figure configs."""
-    conditions = (Condition, *FILLER_KINDS) if config is RunConfig else ()
+    conditions = (Condition, *FILLED_CLASSES) if config is RunConfig else ()
     models = [(model, "validation") for model in (config, *conditions)]
     _, document = models_json_schema(models, schema_generator=_ConfigSchema)
     definitions = document["$defs"]

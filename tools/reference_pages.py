@@ -42,7 +42,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "`dataset`, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": conditions.Condition,
         "with a filler": conditions.FilledCondition,
-        **{f"with `{key}`": kind for key, kind in conditions.KIND_BY_FILLER.items()},
+        **{f"with `{key}`": kind for key, kind in conditions.CLASS_BY_KEY.items()},
         "an intervention of the kind attention": intervention_settings.AttentionIntervention,
         "of the kind mlp_output": intervention_settings.MLPOutputIntervention,
         "of the kind filler": intervention_settings.FillerIntervention,

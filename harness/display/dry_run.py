@@ -205,7 +205,7 @@ def _note_lost_answers(plan: Plan, answer_key: str) -> Iterator[str]:
     config = plan.config
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS_NOTE}"
-    if plan.thinking and (answer_key == "line" or config.until):
+    if plan.reasoning_markers and (answer_key == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
     has_final_break = any(
         row.task.layout != Layout.CHAT and row.prompt.text.endswith("\n") for row in plan.rows
@@ -306,7 +306,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         yield f"sampling  {config.sampling_description}, at most {config.max_gen_toks} tokens each"
     details = []
     if config.replicates > 1:
-        details = [f"{name} {config.replicates} times" for name in config.replicated_conditions]
+        details = [f"{name} {config.replicates} times" for name in config.replicated_names]
     if config.positive_control:
         details.append(POSITIVE_CONTROL)
     if config.other_texts:

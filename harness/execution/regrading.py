@@ -20,7 +20,7 @@ from harness.errors import ConfigError, JournalError
 from harness.execution.run_execution import write_receipt
 from harness.execution.sample_grading import Scorer
 from harness.experiment.gold_answers import read_gold_column
-from harness.experiment.problems import fold_text, refuse_other_golds
+from harness.experiment.problems import add_facts, fold_text
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import MARKER_BY_FORM, find_answer
 from harness.grading.answer_grading import GRADER_VERSION
@@ -203,7 +203,7 @@ def _make_jobs(
         decimal_sign: The decimal sign of the gold answers, if it is known.
     """
     rows_and_jobs = []
-    golds_by_question: dict[str, tuple[str, str]] = {}
+    facts_and_location_by_question: dict[str, tuple[str, str]] = {}
     hidden_start = find_hidden_start(
         [logged_completion.completion for logged_completion in logged_completions]
     )
@@ -216,8 +216,11 @@ def _make_jobs(
         decimal_sign,
     )
     for logged_completion, golds in zip(logged_completions, gold_lists, strict=True):
-        refuse_other_golds(
-            golds_by_question, logged_completion.question, golds, logged_completion.location
+        add_facts(
+            facts_and_location_by_question,
+            logged_completion.question,
+            golds,
+            logged_completion.location,
         )
         gold, *alternatives = golds
         form, answer = _choose_answer(

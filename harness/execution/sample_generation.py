@@ -236,7 +236,11 @@ class _Session:
         known markers (`lacks_markers`), the dry run has warned of it.
         """
         # one such completion is enough, so the others are not searched
-        if self._plan.thinking or self._plan.lacks_markers or self._has_unexpected_reasoning:
+        if (
+            self._plan.reasoning_markers
+            or self._plan.lacks_markers
+            or self._has_unexpected_reasoning
+        ):
             return
         self._has_unexpected_reasoning = skip_reasoning(text) != text
 
@@ -255,7 +259,7 @@ class _Session:
         sample = Sample.of(
             self._request_by_key[key],
             key,
-            add_reasoning(completion.text, completion.reasoning, self._plan.thinking),
+            add_reasoning(completion.text, completion.reasoning, self._plan.reasoning_markers),
             completion_tokens=completion.completion_tokens,
             finish_reason=completion.finish_reason,
             server_tokens=completion.prompt_tokens,
@@ -302,7 +306,7 @@ def session_facts(plan: Plan) -> JsonObject:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         # a file name need not be UTF-8, but the journal is
         "command": command.encode("utf-8", "replace").decode(),
-        "config": plan.config.as_written(),
+        "config": plan.config.values_with_defaults(),
         "engine": None,
         "dataset_source": plan.full_dataset.source,
         **versions_and_hashes.software_facts(),

@@ -168,14 +168,14 @@ def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:
 
     An answer of the kind `text` is the text of the choice.
     """
-    given_name, choice_names = gold, [*choices.values()]
+    sought_name, choice_names = gold, [*choices.values()]
     if kind == "letter":
-        given_name = re.sub(r"\W", "", gold).upper()
+        sought_name = re.sub(r"\W", "", gold).upper()
         choice_names = [label.upper() for label in choices]
     elif kind != "text":
         # `index0` and `index1` end with the number of the first choice
         choice_names = [str(index + int(kind[-1])) for index in range(len(choices))]
-    return LETTERS[choice_names.index(given_name)] if given_name in choice_names else ""
+    return LETTERS[choice_names.index(sought_name)] if sought_name in choice_names else ""
 
 
 def letter_lines(choices: Iterable[str]) -> list[str]:

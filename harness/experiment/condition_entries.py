@@ -15,17 +15,18 @@ from typing import Any
 from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION, JsonObject
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    KIND_BY_FAMILY,
     OTHER_TEXT,
     POSITIVE_CONTROL,
     PROMPT_KEYS,
     SENTENCES,
     Condition,
     Placement,
+    RandomCondition,
+    SentenceCondition,
     as_condition,
     read_contrast,
 )
-from harness.experiment.intervention_settings import as_list, names_filler
+from harness.experiment.intervention_settings import as_list, concerns_filler
 from harness.yaml_settings import validate
 
 # `model_construct` does not validate. The schema would refuse `kind`, which a config must not set.
@@ -92,38 +93,40 @@ def _leave_out_filler(settings: JsonObject) -> JsonObject:
 
     An intervention on the filler needs it, and any other intervention stays.
     """
-    changes_filler = names_filler(settings.get("intervention"))
+    changes_filler = concerns_filler(settings.get("intervention"))
     keys = PROMPT_KEYS if changes_filler else (*PROMPT_KEYS, "intervention")
     return {key: settings[key] for key in keys if settings.get(key)}
 
 
-def _spell_value(key: str, value: Any, key_values: list[Any]) -> str:
+def _spell_value(key: str, value: Any, swept_values: list[Any]) -> str:
     """Spell a value of a sweep in letters, digits and hyphens.
 
-    - An intervention has its keys and values: `attention-part-filler-weight-0_5`.
+    - An intervention has its keys and values: {'kind': 'attention', 'part': 'filler', 'weight':
+      0.5} is `attention-part-filler-weight-0_5`.
     - A number other than the count has its key: `seed-2`.
     - A placement is itself: `before-system`.
     - A template, and a text with a long spelling, has its key and its number among the values of
       the key: `template-2`.
     - Any other text has words for its signs: `slash`.
     """
-    key_name = key.replace("_", "-")
+    hyphenated_key = key.replace("_", "-")
     text = str(value or "")
     if key == "intervention":
-        # a minus becomes a word, because all signs become hyphens below
+        # The text is Python's form of a mapping, or of a list of mappings, as in the example above.
+        # A minus becomes a word, because all signs become hyphens below.
         text = text.replace("'kind': ", "").replace(" -", " minus")
         # so that the list `1, 3` has another name than the range `1-3`
         text = re.sub(r"(?<=\d)(\.|'?, ?'?)(?=\d)", "_", text)
         return re.sub(r"\W+", "-", text, flags=re.ASCII).strip("-")
     if isinstance(value, int) and key != "count":
-        return f"{key_name}-{value}"
+        return f"{hyphenated_key}-{value}"
     if key == "placement":
         return str(value).replace("_", "-")
     # blanks are named only if the text has nothing else
     spelling = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", _name_sign, text)
     spelling = re.sub(r"[^A-Za-z0-9]+", "-", spelling).strip("-")
     if value and (key in ("template", "question") or len(spelling) > MOST_NAME_CHARACTERS):
-        return f"{key_name}-{key_values.index(value) + 1}"
+        return f"{hyphenated_key}-{swept_values.index(value) + 1}"
     return spelling
 
 
@@ -214,34 +217,33 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
     Every sentence comes once, in random order. Random texts do not end, and have the seeds after
     that of the run. Apart from the filler, each condition has the settings of the tested one.
     """
-    token_count = tested_condition.filler_tokens
+    numbers: Iterable[int] = count(1)
     if family == "sentences":
-        numbers = range(1, len(SENTENCES) + 1)
-        numbered_fillers = (
-            (number, {"name": f"sentence-{number}", "sentence": number, "count": token_count})
-            for number in random.Random(f"{seed}:{family}").sample(numbers, len(numbers))
+        numbers = random.Random(f"{seed}:{family}").sample(
+            range(1, len(SENTENCES) + 1), len(SENTENCES)
         )
     elif getattr(tested_condition, "placement", None) is Placement.RANDOM:
         raise ConfigError(
             f"other_texts.{family}: the seed of a text would also change the random placement of "
             f"{tested_condition.name}"
         )
-    else:
-        numbered_fillers = (
-            (
-                number,
-                {
-                    "name": f"random-tokens-{number}",
-                    "random_ids": token_count,
-                    "seed": seed + number,
-                },
-            )
-            for number in count(1)
-        )
+    condition_class = SentenceCondition if family == "sentences" else RandomCondition
     tested_settings = tested_condition.model_dump(include={*PROMPT_KEYS, "placement", "seed"})
-    for number, filler in numbered_fillers:
+    for number in numbers:
+        if family == "sentences":
+            filler_settings = {
+                "name": f"sentence-{number}",
+                "sentence": number,
+                "count": tested_condition.filler_tokens,
+            }
+        else:
+            filler_settings = {
+                "name": f"random-tokens-{number}",
+                "random_ids": tested_condition.filler_tokens,
+                "seed": seed + number,
+            }
         condition = validate(
-            KIND_BY_FAMILY[family], tested_settings | filler, f"other_texts.{family}"
+            condition_class, tested_settings | filler_settings, f"other_texts.{family}"
         )
         # not validated, because a config must not set these fields
         yield condition.model_copy(
@@ -254,7 +256,7 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
         )
 
 
-def index_by_name(entries: Iterable[Any]) -> dict[str, JsonObject]:
+def index_entries(entries: Iterable[Any]) -> dict[str, JsonObject]:
     """Index the mappings among the entries of `conditions` by name."""
     return {
         entry["name"]: entry

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION, JsonObject, Row
 from harness.errors import ConfigError, list_near
-from harness.experiment.intervention_settings import Intervention, as_list, names_filler
+from harness.experiment.intervention_settings import Intervention, as_list, concerns_filler
 from harness.experiment.prompts.fillers import estimate_tokens
 from harness.experiment.prompts.template_parser import FILLER, Template, parse_template
 from harness.yaml_settings import Strict, validate
@@ -68,8 +68,8 @@ class Placement(StrEnum):
 class Condition(Strict):
     """Without a filler, a condition can change other things in the prompt, or the model."""
 
-    filler: ClassVar[str | None] = None
-    """The key of the filler in a config, by which the kind of a condition is recognised."""
+    filler_key: ClassVar[str | None] = None
+    """The key of the filler in a config, by which the class of a condition is recognised."""
     family: ClassVar[str | None] = None
     """The family of `other_texts` whose texts are of this kind."""
     inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids"]
@@ -106,8 +106,8 @@ class Condition(Strict):
     def _check_intervention(self) -> Self:
         placement = getattr(self, "placement", None)
         for change in self.intervention:
-            changes_filler = names_filler(vars(change))
-            if changes_filler and not self.filler:
+            changes_filler = concerns_filler(vars(change))
+            if changes_filler and not self.filler_key:
                 raise ValueError("intervention: expected a condition with a filler")
             if change.kind == "filler" and len(self.intervention) > 1:
                 raise ValueError("intervention: expected the kind filler alone, not in a list")
@@ -189,7 +189,7 @@ class Condition(Strict):
 class FilledCondition(Condition):
     """All conditions with a filler also have these keys."""
 
-    filler: ClassVar[str]
+    filler_key: ClassVar[str]
     inner_keys: ClassVar[list[str]] = []
 
     placement: Placement | None = None
@@ -202,19 +202,19 @@ class FilledCondition(Condition):
     def stated_token_count(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
         # without `count`, the value of the filler's own key may be the number, as in `random_ids`
-        count = getattr(self, "count", getattr(self, self.filler))
+        count = getattr(self, "count", getattr(self, self.filler_key))
         return count if isinstance(count, int) else None
 
     def describe(self) -> Row:
         """The columns that tables have of a condition; see `Condition.describe`."""
-        filler_value = getattr(self, self.filler)
-        description_by_filler = {
+        filler_value = getattr(self, self.filler_key)
+        description_by_key = {
             "unit": filler_value,
             "sentence": f"sentence {filler_value}",
             "text": "own text",
             "random_ids": "random tokens",
         }
-        description = description_by_filler[self.filler]
+        description = description_by_key[self.filler_key]
         is_drawn = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
         if is_drawn and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed}"
@@ -227,7 +227,7 @@ class FilledCondition(Condition):
 class UnitCondition(FilledCondition):
     """A repeated text."""
 
-    filler: ClassVar = "unit"
+    filler_key: ClassVar = "unit"
 
     unit: str = Field(min_length=1)
     """A text of one token, such as `/`."""
@@ -243,7 +243,7 @@ class UnitCondition(FilledCondition):
 class SentenceCondition(FilledCondition):
     """An unrelated sentence."""
 
-    filler: ClassVar = "sentence"
+    filler_key: ClassVar = "sentence"
     family: ClassVar = "sentences"
 
     sentence: StrictInt = Field(ge=1, le=len(SENTENCES))
@@ -255,7 +255,7 @@ class SentenceCondition(FilledCondition):
 class TextCondition(FilledCondition):
     """Your own text, of any number of tokens."""
 
-    filler: ClassVar = "text"
+    filler_key: ClassVar = "text"
 
     text: str = Field(min_length=1)
     """The text. `{row.COLUMN}` stands for a column of the data."""
@@ -264,7 +264,7 @@ class TextCondition(FilledCondition):
 class RandomCondition(FilledCondition):
     """Random words of the model's vocabulary."""
 
-    filler: ClassVar = "random_ids"
+    filler_key: ClassVar = "random_ids"
     family: ClassVar = "random_tokens"
 
     random_ids: StrictInt = Field(ge=1, le=MOST_FILLER_TOKENS)
@@ -273,12 +273,10 @@ class RandomCondition(FilledCondition):
     """Draw another text of this length for each `problem`, or for each `sample`."""
 
 
-FILLER_KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
-"""The kinds of conditions with a filler."""
-KIND_BY_FILLER = {kind.filler: kind for kind in FILLER_KINDS}
-"""The kinds of filler, by the key from which they are recognised."""
-KIND_BY_FAMILY = {kind.family: kind for kind in FILLER_KINDS if kind.family}
-"""The kinds of filler of which a run can draw other texts, by the family's name."""
+FILLED_CLASSES = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
+"""The classes of conditions with a filler."""
+CLASS_BY_KEY = {filled_class.filler_key: filled_class for filled_class in FILLED_CLASSES}
+"""The class of a condition, by the key of its filler in a config."""
 
 
 NAMED_CONDITIONS = {
@@ -307,15 +305,15 @@ def as_condition(entry: Any) -> Condition:
         )
     location = f"condition {entry.get('name', '')!r}"
     values = {key: value for key, value in entry.items() if value is not None}
-    filler_keys = [key for key in KIND_BY_FILLER if key in values]
+    filler_keys = [key for key in CLASS_BY_KEY if key in values]
     if len(filler_keys) > 1:
         raise ConfigError(f"{location}: expected one filler, got {' and '.join(filler_keys)}.")
-    condition_class = KIND_BY_FILLER[filler_keys[0]] if filler_keys else Condition
+    condition_class = CLASS_BY_KEY[filler_keys[0]] if filler_keys else Condition
     condition = validate(condition_class, values, location)
-    if not (condition.filler or condition.other_changes):
+    if not (condition.filler_key or condition.other_changes):
         raise ConfigError(
             f"{location} changes nothing: expected one of "
-            f"{', '.join((*KIND_BY_FILLER, *PROMPT_KEYS))}."
+            f"{', '.join((*CLASS_BY_KEY, *PROMPT_KEYS))}."
         )
     if condition.name in NAMED_CONDITIONS:
         raise ConfigError(f"{location} has the name of a condition of the study.")
@@ -341,20 +339,20 @@ def find_baseline(condition_names: Sequence[str], configured_name: str | None) -
     return condition_names[0]
 
 
-def contrast_name(condition: str, baseline: str) -> str:
+def contrast_name(condition_name: str, baseline_name: str) -> str:
     """The text of a contrast of two conditions: `mless - wo`."""
-    return f"{condition} - {baseline}"
+    return f"{condition_name} - {baseline_name}"
 
 
 def read_contrast(contrast: str) -> tuple[str, str]:
-    """Read a contrast such as `mless - wo` into the condition and its baseline.
+    """Read a contrast such as `mless - wo` into the names of the condition and its baseline.
 
     Raises:
         ConfigError: the text is not two names with ` - ` between them.
     """
-    condition, _, baseline = (name.strip() for name in str(contrast).partition(" - "))
-    if not (condition and baseline):
+    condition_name, _, baseline_name = (name.strip() for name in str(contrast).partition(" - "))
+    if not (condition_name and baseline_name):
         raise ConfigError(
             f"Expected a contrast of two conditions, such as 'mless - wo', got {contrast!r}."
         )
-    return condition, baseline
+    return condition_name, baseline_name

@@ -29,19 +29,19 @@ class ExampleSet(NamedTuple):
     Attributes:
         examples: The examples in order.
         draw: The number of the draw, from 1; 0 if it is the only draw.
-        clusters: The clusters whose problems have this draw. None: all problems have it.
+        cluster_keys: The keys of the clusters whose problems have this draw. None: all clusters.
     """
 
     examples: tuple[Problem, ...]
     draw: int = 0
-    clusters: frozenset[str] | None = None
+    cluster_keys: frozenset[str] | None = None
 
     def select_problems(self, problems: Iterable[Problem]) -> list[Problem]:
         """Select the problems that have this draw."""
         return [
             problem
             for problem in problems
-            if self.clusters is None or problem.cluster_key in self.clusters
+            if self.cluster_keys is None or problem.cluster_key in self.cluster_keys
         ]
 
 
@@ -145,34 +145,34 @@ class FewshotConfig(Strict):
                 f"the problem {missing_ids[0]}, from which this run takes examples, is no longer "
                 "in the dataset. Restore it, or choose another --output."
             )
-        pool_clusters = {problem_by_id[problem_id].cluster_key for problem_id in example_ids.pool}
-        questions = [problem for problem in problems if problem.cluster_key not in pool_clusters]
+        pool_keys = {problem_by_id[problem_id].cluster_key for problem_id in example_ids.pool}
+        questions = [problem for problem in problems if problem.cluster_key not in pool_keys]
         if not questions:
             raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
         # each cluster once, in the order of the file
-        question_clusters = dict.fromkeys(question.cluster_key for question in questions)
+        question_keys = dict.fromkeys(question.cluster_key for question in questions)
         example_sets = [
             ExampleSet(
                 draw=0 if self.draws == 1 else draw_index + 1,
                 examples=tuple(problem_by_id[problem_id] for problem_id in drawn_ids),
-                clusters=self._assign_clusters(draw_index, question_clusters, draws_per_problem),
+                cluster_keys=self._assign_clusters(draw_index, question_keys, draws_per_problem),
             )
             for draw_index, drawn_ids in enumerate(example_ids.example_sets)
         ]
         return ProblemSplit(questions, example_sets, example_ids)
 
     def _assign_clusters(
-        self, draw_index: int, clusters: Iterable[str], draws_per_problem: int
+        self, draw_index: int, cluster_keys: Iterable[str], draws_per_problem: int
     ) -> frozenset[str]:
-        """The clusters that are asked with the draw of this index.
+        """The keys of the clusters that are asked with the draw of this index.
 
         Cluster number i has the draws i, i + 1 and so on, `draws_per_problem` in all; draw 0 comes
         after the last. So all draws have about equally many clusters, and problems that are
         appended to the file do not change earlier assignments.
         """
         return frozenset(
-            cluster
-            for cluster_index, cluster in enumerate(clusters)
+            cluster_key
+            for cluster_index, cluster_key in enumerate(cluster_keys)
             # the number of draws from the first one of this cluster to this draw
             if (draw_index - cluster_index) % self.draws < draws_per_problem
         )

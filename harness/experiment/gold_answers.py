@@ -89,10 +89,10 @@ def _read_gold(answer: Any) -> Any:
 def read_gold_column(
     located_cells: Iterable[tuple[str, Any]], path: Path, decimal: DecimalSign | None
 ) -> list[list[str]]:
-    """The accepted answers of every field of a column, as they are written.
+    """The accepted answers of every cell of a column, as they are written.
 
     Args:
-        located_cells: The location of each field, and its value.
+        located_cells: The location of each cell, and its value.
         path: Their file. Spreadsheets put semicolons between fields where the comma is the decimal
             sign.
         decimal: The decimal sign, if it is known.
@@ -100,19 +100,19 @@ def read_gold_column(
     Raises:
         DataError: an answer is missing, is neither text nor number, or has an unclear decimal sign.
     """
-    golds_by_field = []
+    golds_by_cell = []
     located_golds = []
     for location, cell in located_cells:
         try:
             golds = read_golds(cell)
         except ValidationError as error:
             raise DataError(explain(error, f"{location}: gold answer")) from None
-        golds_by_field.append(golds)
+        golds_by_cell.append(golds)
         located_golds += [(location, gold) for gold in golds]
     stated_golds = [gold for _, gold in located_golds if not _MISSING_AMONG_NUMBERS.fullmatch(gold)]
-    numbers = [*filter(_NUMBER_OR_FORMULA.match, stated_golds)]
+    mathematical_golds = [*filter(_NUMBER_OR_FORMULA.match, stated_golds)]
     # where most answers are words, a word such as `None` is an answer
-    are_mostly_words = 2 * len(numbers) < len(stated_golds)
+    are_mostly_words = 2 * len(mathematical_golds) < len(stated_golds)
     missing_pattern = _MISSING_ANSWER if are_mostly_words else _MISSING_AMONG_NUMBERS
     _refuse_faulty(located_golds, missing_pattern.fullmatch, "are missing")
     _refuse_faulty(
@@ -123,25 +123,23 @@ def read_gold_column(
         # such a file was written with decimal commas, so a single number with a comma is unclear
         if find_delimiter(path) == ";":
             _refuse_faulty(located_golds, lambda gold: with_decimal_points(gold) != gold, fault)
-        _refuse_faulty(
-            located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, threshold=FEWEST_COMMA_ANSWERS
-        )
-    return golds_by_field
+        _refuse_faulty(located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, FEWEST_COMMA_ANSWERS)
+    return golds_by_cell
 
 
 def _refuse_faulty(
     located_golds: Sequence[tuple[str, str]],
     is_faulty: Callable[[str], object],
     fault: str,
-    threshold: int = 1,
+    fewest_faulty_golds: int = 1,
 ) -> None:
-    """Raise DataError if the number of different faulty answers reaches the threshold.
+    """Raise DataError if the number of different faulty answers reaches `fewest_faulty_golds`.
 
     The message is the number of faulty answers, the text of the fault, and some of the answers.
     """
     faulty_golds = [(location, gold) for location, gold in located_golds if is_faulty(gold)]
     # different answers, because a log repeats the answer of a problem for each of its completions
-    if len({gold for _, gold in faulty_golds}) >= threshold:
+    if len({gold for _, gold in faulty_golds}) >= fewest_faulty_golds:
         quotations = [f"{location}: {gold!r:.60}" for location, gold in faulty_golds]
         raise DataError(
             f"{len(faulty_golds)} of {len(located_golds)} gold answers {fault}: "

@@ -86,7 +86,9 @@ class FillerIntervention(_LayerIntervention):
             )
         return self
 
-    def resolve(self, parts: PositionsByPart, token_ids: Sequence[int]) -> ResolvedChange:
+    def resolve(
+        self, positions_by_part: PositionsByPart, token_ids: Sequence[int]
+    ) -> ResolvedChange:
         """The intervention on one prompt.
 
         `start` and `size` are the position and the number of the filler's tokens. If the filler is
@@ -96,7 +98,7 @@ class FillerIntervention(_LayerIntervention):
         Raises:
             PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
         """
-        positions = parts["inserted"]
+        positions = positions_by_part["inserted"]
         token_count = len(positions)
         is_consecutive = token_count > 0 and positions[-1] - positions[0] < token_count
         if not is_consecutive:
@@ -156,7 +158,7 @@ class AttentionIntervention(_LayerIntervention):
             raise ValueError("which: expected keep or count beside it")
         return self
 
-    def find_ranges(self, parts: PositionsByPart) -> list[list[float]]:
+    def find_ranges(self, positions_by_part: PositionsByPart) -> list[list[float]]:
         """Ranges of tokens as start, end, the position of the first later token, and the weight.
 
         With `count` they have only the selected tokens, and with `keep` all except these. Otherwise
@@ -165,23 +167,24 @@ class AttentionIntervention(_LayerIntervention):
         Raises:
             PromptMismatchError: the prompt has too few tokens of this part.
         """
-        positions = parts[self.part]
+        # `keep` and `count` select among these: the tokens of a filler without its separators
+        selectable_positions = positions_by_part[self.part]
         # without `keep` and `count` the selection is not used, but the part needs a token
         selected_count = self.keep or self.count or 1
-        _refuse_few_tokens(self.part, positions, selected_count)
-        last_start = len(positions) - selected_count
+        _refuse_few_tokens(self.part, selectable_positions, selected_count)
+        last_start = len(selectable_positions) - selected_count
         start_by_choice = {"first": 0, "middle": last_start // 2, "last": last_start}
         start = start_by_choice[self.which or "first"]
-        selected_positions = positions[start : start + selected_count]
+        selected_positions = selectable_positions[start : start + selected_count]
         # the part of a filler here is the inserted text: the filler with its separators
-        part_positions = parts["inserted" if self.part == "filler" else self.part]
+        part_positions = positions_by_part["inserted" if self.part == "filler" else self.part]
         if self.count:
             part_positions = selected_positions
-        changed_positions = part_positions
-        if self.keep:
-            changed_positions = [
-                position for position in part_positions if position not in selected_positions
-            ]
+        changed_positions = [
+            position
+            for position in part_positions
+            if not self.keep or position not in selected_positions
+        ]
         # `keep` may leave the last token of the part as it is, but later tokens are still those
         # after it
         first_later_position = part_positions[-1] + 1
@@ -221,7 +224,9 @@ class MLPOutputIntervention(_LayerIntervention):
     seed: int = DEFAULT_SEED
     """The seed of direction and permutation, which are the same in all layers."""
 
-    def resolve(self, parts: PositionsByPart, token_ids: Sequence[int]) -> ResolvedChange:
+    def resolve(
+        self, positions_by_part: PositionsByPart, token_ids: Sequence[int]
+    ) -> ResolvedChange:
         """The intervention on one prompt.
 
         Its `source` is the beginning of the prompt up to the token whose output is used.
@@ -230,11 +235,11 @@ class MLPOutputIntervention(_LayerIntervention):
             PromptMismatchError: the prompt has too few tokens of this part, or no instruction.
         """
         # without the prompt's first token, whose position is 0
-        positions = [position for position in parts[self.part] if position]
+        positions = [position for position in positions_by_part[self.part] if position]
         _refuse_few_tokens(self.part, positions, self.count or 1)
         source_length = 1
         if self.origin == "ordinary":
-            instruction_positions = parts["instruction"]
+            instruction_positions = positions_by_part["instruction"]
             _refuse_few_tokens("instruction", instruction_positions, 1)
             source_length = instruction_positions[-1] + 1
         return {
@@ -329,7 +334,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def names_filler(interventions: Any) -> bool:
+def concerns_filler(interventions: Any) -> bool:
     """Whether an intervention of a config, or one of a list, is of a filler."""
     return any(
         isinstance(settings, Mapping) and "filler" in (settings.get("kind"), settings.get("part"))
@@ -338,7 +343,9 @@ def names_filler(interventions: Any) -> bool:
 
 
 def resolve_interventions(
-    interventions: Sequence[Intervention], parts: PositionsByPart, token_ids: Sequence[int]
+    interventions: Sequence[Intervention],
+    positions_by_part: PositionsByPart,
+    token_ids: Sequence[int],
 ) -> list[ResolvedChange]:
     """The changes of one prompt by a list of interventions.
 
@@ -349,17 +356,19 @@ def resolve_interventions(
         PromptMismatchError: an intervention does not fit the prompt.
     """
     changes = []
-    ranges_by_layer: dict[int, list[list[float]]] = {}
+    ranges_by_layer_index: dict[int, list[list[float]]] = {}
     for intervention in interventions:
         if intervention.kind != "attention":
-            changes.append(intervention.resolve(parts, token_ids))
+            changes.append(intervention.resolve(positions_by_part, token_ids))
             continue
-        ranges = intervention.find_ranges(parts)
-        for layer in intervention.layer_indices:
-            ranges_by_layer.setdefault(layer, []).extend(ranges)
+        ranges = intervention.find_ranges(positions_by_part)
+        for layer_index in intervention.layer_indices:
+            ranges_by_layer_index.setdefault(layer_index, []).extend(ranges)
     # neighbouring layers with the same ranges are one change
-    for ranges, layers in groupby(sorted(ranges_by_layer), key=ranges_by_layer.__getitem__):
-        changes.append({"kind": "attention", "layers": [*layers], "weights": ranges})
+    for ranges, layer_indices in groupby(
+        sorted(ranges_by_layer_index), key=ranges_by_layer_index.__getitem__
+    ):
+        changes.append({"kind": "attention", "layers": [*layer_indices], "weights": ranges})
     return changes
 
 

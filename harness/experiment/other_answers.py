@@ -64,8 +64,8 @@ def draw_other_answers(
             answers_by_id[problem.id] = tuple(other_letters)
             continue
         answer = problem.answer.strip()
-        english_answer = with_decimal_points(answer) if problem.decimal else answer
-        kind = find_form(english_answer), count_tokens(answer)
+        answer_with_point = with_decimal_points(answer) if problem.decimal else answer
+        kind = find_form(answer_with_point), count_tokens(answer)
         problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
     for kind_problems in problems_by_kind.values():
         # equal answers are neighbours in this random order, and so come into different blocks
@@ -87,6 +87,7 @@ def _list_block(kind_problems: list[Problem], index: int) -> list[Problem]:
     Block b of n blocks has the problems b, b + n, b + 2n and so on. The list goes from the next
     problem to the end of the block, and then from its beginning to the problem.
     """
+    # a block needs a problem and its other answers; too few problems are one block
     block_count = max(1, len(kind_problems) // (1 + OTHER_ANSWER_COUNT))
     block = kind_problems[index % block_count :: block_count]
     index_in_block = index // block_count
@@ -97,13 +98,13 @@ def _shuffle_nearest(
     problems_by_kind: Mapping[tuple[str, int], Sequence[Problem]],
     form: str,
     token_count: int,
-    seed: str,
+    seed_text: str,
 ) -> Iterator[Problem]:
     """Problems of a form, those of the nearest numbers of tokens first.
 
     Problems of equal length are in random order, and each answer is there once.
     """
-    generator = random.Random(seed)
+    generator = random.Random(seed_text)
     token_counts = [count for kind_form, count in problems_by_kind if kind_form == form]
     for count in sorted(token_counts, key=lambda count: (abs(count - token_count), count)):
         problem_by_answer = {problem.answer: problem for problem in problems_by_kind[form, count]}

@@ -73,8 +73,8 @@ class Plan:
         limit: The maximum number of problems.
         example_ids: The ids of the examples; None if there are none.
         layout_reason: Why the run has these layouts.
-        thinking: The model's markers of reasoning, from the config or the chat template; empty if
-            both state none.
+        reasoning_markers: The texts around the model's reasoning, from the config or the chat
+            template; empty if both state none.
         lacks_markers: Whether the chat template speaks of reasoning, without known markers.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
@@ -86,7 +86,7 @@ class Plan:
     limit: int | None
     example_ids: ExampleIds | None
     layout_reason: str
-    thinking: Markers
+    reasoning_markers: Markers
     lacks_markers: bool
     raw_prefix: str
 
@@ -104,7 +104,7 @@ class Plan:
 
     def count_replicates(self, task: ConditionPrompts) -> int:
         """The number of times that a condition is run: 2 with a repeat run, else 1."""
-        is_repeated = task.condition.name in self.config.replicated_conditions
+        is_repeated = task.condition.name in self.config.replicated_names
         return self.config.replicates if is_repeated else 1
 
     @property
@@ -168,11 +168,13 @@ def make_plan(
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
     _refuse_unused_template(config)
-    thinking, lacks_markers = _find_markers(config, model)
-    settings = _make_shared_settings(config, problem_split.questions, dataset, model, thinking)
+    reasoning_markers, lacks_markers = _find_markers(config, model)
+    settings = _make_shared_settings(
+        config, problem_split.questions, dataset, model, reasoning_markers
+    )
     tasks = _build_tasks(config, dataset, problem_split.example_sets, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
-        _refuse_open_reasoning(tasks.values(), thinking)
+        _refuse_open_reasoning(tasks.values(), reasoning_markers)
     _refuse_equal_texts(tasks.values())
     return Plan(
         config=config,
@@ -182,7 +184,7 @@ def make_plan(
         limit=limit,
         example_ids=problem_split.example_ids,
         layout_reason=layout_reason,
-        thinking=thinking,
+        reasoning_markers=reasoning_markers,
         lacks_markers=lacks_markers,
         raw_prefix=_find_raw_prefix(model),
     )
@@ -193,13 +195,13 @@ def _make_shared_settings(
     questions: Sequence[Problem],
     dataset: Dataset,
     model: ModelTokenizer | None,
-    thinking: Markers,
+    reasoning_markers: Markers,
 ) -> PromptSettings:
     """The settings that all prompts have in common, with the other answers if these are scored."""
     settings = PromptSettings(
         template=config.template,
         question=config.question,
-        reasoning_markers=thinking,
+        reasoning_markers=reasoning_markers,
         # the prompt must end within the answer's line: a model that begins a new line would end
         # its completion before the answer
         asks_in_text=config.fewshot is not None or config.answer == "line",
@@ -221,8 +223,8 @@ def _find_markers(config: RunConfig, model: ModelTokenizer | None) -> tuple[Mark
 
     The second result says whether the template speaks of reasoning, but has no known markers.
     """
-    if config.markers or model is None:
-        return config.markers, False
+    if config.reasoning_markers or model is None:
+        return config.reasoning_markers, False
     template_markers = read_markers(model.template)
     # Such words are parts of the names of a template's variables, as in `reasoning_content`.
     # The word "reason" says nothing, because any template may say "reason step by step".
@@ -239,10 +241,10 @@ def _find_raw_prefix(model: ModelTokenizer | None) -> str:
     return "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
 
 
-def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers) -> None:
+def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], reasoning_markers: Markers) -> None:
     """Raise ConfigError if completions begin inside reasoning, because its first line ends them."""
     for prompt in chain.from_iterable(task.prompts for task in tasks):
-        start_marker, _ = find_open_reasoning(prompt.text, thinking)
+        start_marker, _ = find_open_reasoning(prompt.text, reasoning_markers)
         if start_marker:
             raise ConfigError(
                 "answer: `line` would end each completion in the first line of its reasoning, "
@@ -284,7 +286,7 @@ def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
     question_columns = find_columns(
         [config.template, config.question, config.instruction, *baseline_entries]
     )
-    dataset = open_dataset(source, find_columns(config.as_written()), question_columns)
+    dataset = open_dataset(source, find_columns(config.values_with_defaults()), question_columns)
     if config.answer == "line":
         for problem in dataset.problems:
             if "\n" in problem.answer.strip():
@@ -367,14 +369,15 @@ def _build_tasks(
     compared sample by sample. `settings` are those that all prompts share.
     """
     # a prompt for each sample with one draw, or one prompt for all of them
-    repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
-    prompts_per_problem = config.repeats // config.repeats_per_prompt
+    repeat_indices = range(config.repeats_per_draw // config.repeats_per_prompt)
+    # a problem has these prompts, for all its draws and samples, in each condition and layout
+    prompts_per_condition = config.repeats // config.repeats_per_prompt
     condition_count = len(config.layouts) * len(config.all_conditions)
-    total_count = len(dataset.problems) * prompts_per_problem * condition_count
+    total_count = len(dataset.problems) * prompts_per_condition * condition_count
     finished_count = 0
     tasks = {}
-    for layout, example_set, repeat, has_examples in product(
-        config.layouts, example_sets, repeats, (True, False)
+    for layout, example_set, repeat_index, has_examples in product(
+        config.layouts, example_sets, repeat_indices, (True, False)
     ):
         # Prompts that are built together have the same examples. Only a positive control may have
         # none, and is then built alone.
@@ -384,7 +387,7 @@ def _build_tasks(
             if condition.has_examples == has_examples
         ]
         task_settings = replace(
-            _choose_draw_settings(config, settings, example_set.draw, repeat),
+            _choose_draw_settings(config, settings, example_set.draw, repeat_index),
             layout=layout,
             examples=example_set.examples if has_examples else (),
         )
@@ -402,7 +405,7 @@ def _build_tasks(
 
 
 def _choose_draw_settings(
-    config: RunConfig, settings: PromptSettings, draw: int, repeat: int
+    config: RunConfig, settings: PromptSettings, draw: int, repeat_index: int
 ) -> PromptSettings:
     """The settings of the prompts with one draw of examples, or of one sample with this draw.
 
@@ -410,7 +413,7 @@ def _choose_draw_settings(
         config: The config.
         settings: The settings that all prompts share.
         draw: The number of the draw.
-        repeat: The index of the sample among those of this draw.
+        repeat_index: The index of the sample among those of this draw.
     """
     # several draws are numbered from 1, and a single draw has the number 0
     draw_index = max(draw - 1, 0)
@@ -420,7 +423,7 @@ def _choose_draw_settings(
     sample_number = 0
     if config.has_fresh_samples:
         # in the order of `_index_sample`, but from 1
-        sample_number = repeat * config.draws + draw_index + 1
+        sample_number = repeat_index * config.draws + draw_index + 1
     return replace(settings, instruction=instruction, draw=draw, sample_number=sample_number)
 
 
@@ -500,10 +503,10 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     is_seeded = config.model.takes_seeds and not sampling.is_greedy
     for replicate in range(config.replicates):
         count_by_content = Counter[object]()
-        for repeat, (task_name, task, problem, prompt) in product(
+        for repeat_index, (task_name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), _order_rows(plan, replicate)
         ):
-            sample_index = _index_sample(task, repeat, config.draws)
+            sample_index = _index_sample(task, repeat_index, config.draws)
             seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and
@@ -534,7 +537,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             count_by_content[request_content] += 1
 
 
-def _index_sample(task: ConditionPrompts, repeat: int, draw_count: int) -> int:
+def _index_sample(task: ConditionPrompts, repeat_index: int, draw_count: int) -> int:
     """The index of a sample among all samples of its problem.
 
     Repeat r (from 0) of draw d (from 0) has the index r x `draw_count` + d. So further repeats
@@ -545,7 +548,7 @@ def _index_sample(task: ConditionPrompts, repeat: int, draw_count: int) -> int:
     if task.sample_number:
         return task.sample_number - 1
     # several draws are numbered from 1, and a single draw has the number 0
-    return repeat * draw_count + max(task.draw - 1, 0)
+    return repeat_index * draw_count + max(task.draw - 1, 0)
 
 
 def _order_rows(plan: Plan, replicate: int) -> list[PlanRow]:
@@ -559,7 +562,7 @@ def _order_rows(plan: Plan, replicate: int) -> list[PlanRow]:
     return rows
 
 
-def sample_key(request: Request, setting: str) -> str:
+def sample_key(request: Request, setting_sha256: str) -> str:
     """Cache key: two requests with the same key give interchangeable samples.
 
     It covers everything that can change a sample: the prompt's tokens, but neither the condition's
@@ -567,12 +570,12 @@ def sample_key(request: Request, setting: str) -> str:
 
     Args:
         request: The request.
-        setting: The hash of the values that all samples of a run share, from
+        setting_sha256: The hash of the values that all samples of a run share, from
             `records.Identity.hash_setting`.
     """
     return hash_json(
         (
-            setting,
+            setting_sha256,
             request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
             request.sampling.vllm_arguments(),
             request.intervention,

@@ -37,8 +37,8 @@ MOST_MADE_PROBLEMS = 200
 """The largest number of problems that are made if no `count` is given."""
 Operand = Annotated[int, Field(ge=1, le=10**9)]
 """A factor or a summand of a made problem."""
-OPERATION_WORDS = {"products": ("x", "times"), "sums": ("+", "plus")}
-"""The operation of each kind of problem, in a problem's id and in its text."""
+SYMBOL_AND_WORD_BY_OPERATION = {"products": ("x", "times"), "sums": ("+", "plus")}
+"""The symbol of an operation, in a problem's id, and its word, in the problem's text."""
 
 
 class MadeConfig(Strict):
@@ -73,20 +73,21 @@ class MadeConfig(Strict):
         smallest, largest = self.operands
         return (largest - smallest + 1) ** 2
 
-    def problems(self) -> Iterator[JsonObject]:
+    def make_records(self) -> Iterator[JsonObject]:
         """Yield the fields of every problem, as in `problems.Problem`.
 
         The level is the number of digits of both operands. Problems with the same operands in
         another order are one cluster, which has the id of the problem with sorted operands.
         """
         generator = random.Random(self.seed)
-        problem_indices: dict[int, None] = {}  # a dict, because a set would lose the order
-        while len(problem_indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
-            problem_indices[generator.randrange(self._possible_count)] = None
+        problem_count = self.count or min(self._possible_count, MOST_MADE_PROBLEMS)
+        pair_indices: dict[int, None] = {}  # a dict, because a set would lose the order
+        while len(pair_indices) < problem_count:
+            pair_indices[generator.randrange(self._possible_count)] = None
         smallest, largest = self.operands
-        for index in problem_indices:
+        for pair_index in pair_indices:
             # the pairs of operands are numbered: the first operand varies fastest
-            second_offset, first_offset = divmod(index, largest - smallest + 1)
+            second_offset, first_offset = divmod(pair_index, largest - smallest + 1)
             operand_pair = smallest + first_offset, smallest + second_offset
             yield {
                 **self._pose_problem(*operand_pair),
@@ -97,7 +98,7 @@ class MadeConfig(Strict):
     def _pose_problem(self, first: int, second: int) -> dict[str, str]:
         """The id of a problem, its text and its answer."""
         answer = first * second if self.make == "products" else first + second
-        symbol, word = OPERATION_WORDS[self.make]
+        symbol, word = SYMBOL_AND_WORD_BY_OPERATION[self.make]
         return {
             "id": f"{first}{symbol}{second}",
             "problem": f"What is {first} {word} {second}?",
@@ -132,19 +133,20 @@ def fold_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", visible_text).split())
 
 
-def refuse_other_golds(
-    facts_by_question: dict[str, tuple[str, str]],
+def add_facts(
+    facts_and_location_by_question: dict[str, tuple[str, str]],
     question: str,
     facts: Iterable[str],
     location: str,
 ) -> None:
-    """Refuse a copy of an earlier problem that differs from it in its gold answers or cluster.
+    """Add the facts of a problem, and refuse it if an earlier copy of it has other facts.
 
     Golds are compared as texts: only the grader knows that 0.5 is 1/2, and it takes seconds to
     load.
 
     Args:
-        facts_by_question: The facts and the location of each question so far; this one is added.
+        facts_and_location_by_question: Those of the first problem with each question. Those of this
+            problem are added if its question is new.
         question: What the baseline's prompt shows of the problem.
         facts: The accepted answers in any order, and a name of the cluster if the file has one.
         location: The location of the problem, for messages.
@@ -153,7 +155,7 @@ def refuse_other_golds(
         DataError: the copy differs.
     """
     facts_text = ", ".join(sorted({*map(fold_text, facts)}))
-    first_facts_text, first_location = facts_by_question.setdefault(
+    first_facts_text, first_location = facts_and_location_by_question.setdefault(
         fold_text(question), (facts_text, location)
     )
     if facts_text != first_facts_text:
@@ -327,7 +329,7 @@ def _make_dataset(settings: MadeConfig, row_columns: Collection[str]) -> Dataset
     """Make arithmetic problems into a dataset."""
     column_by_field = {name: name for name in ("id", "problem", "answer")}
     problems = []
-    for record in settings.problems():
+    for record in settings.make_records():
         fields = _read_fields(f"problem {record['id']}", record, column_by_field, row_columns)
         # validated, because columns of numbers become texts
         problems.append(_PROBLEM_ADAPTER.validate_python(fields))
@@ -393,14 +395,14 @@ def _read_fields(
     Raises:
         DataError: problem, answer or a column of the row is missing, or choices are faulty.
     """
-    requested_columns = {name: name for name in ("solution", "subject", "level", "cluster")}
-    requested_columns |= column_by_field
+    requested_column_by_field = {name: name for name in ("solution", "subject", "level", "cluster")}
+    requested_column_by_field |= column_by_field
     # A column of the row has the prefix `row.` as long as all columns are searched, because it may
     # have the name of a field.
-    requested_columns |= {f"row.{column}": column for column in row_columns}
+    requested_column_by_field |= {f"row.{column}": column for column in row_columns}
     fields = {}
     used_columns = []
-    for field_name, requested_column in requested_columns.items():
+    for field_name, requested_column in requested_column_by_field.items():
         column = find_column(
             record, requested_column, ALIAS_BY_COLUMN.get(requested_column, requested_column)
         )
@@ -433,7 +435,7 @@ def _make_problems(
         DataError: a field does not fit, an id occurs twice, or copies of a problem differ.
     """
     problem_by_id: dict[str, Problem] = {}
-    facts_by_question: dict[str, tuple[str, str]] = {}
+    facts_and_location_by_question: dict[str, tuple[str, str]] = {}
     for (location, fields), (answer, *alternatives) in zip(
         located_fields, golds_by_problem, strict=True
     ):
@@ -444,20 +446,29 @@ def _make_problems(
         if settings.id in (None, "unique_id"):
             all_fields.setdefault("id", len(problem_by_id))
         try:
-            problem = _PROBLEM_ADAPTER.validate_python(all_fields)
+            problem = _make_problem(all_fields, question_columns)
         except ValidationError as error:
             raise DataError(explain(error, location)) from None
         if problem.id in problem_by_id:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
-        # what the baseline shows besides the problem: columns and choices
-        further_texts = [problem.row[column] for column in sorted(question_columns)]
-        further_texts += letter_lines(problem.choices)
-        if further_texts:
-            shown_text = fold_text(" ".join([problem.problem, *further_texts]))
-            problem = replace(problem, shown_text=shown_text)
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:
             facts.append(f"cluster {problem.cluster}")
-        refuse_other_golds(facts_by_question, problem.question, facts, location)
+        add_facts(facts_and_location_by_question, problem.question, facts, location)
         problem_by_id[problem.id] = problem
     return tuple(problem_by_id.values())
+
+
+def _make_problem(fields: JsonObject, question_columns: Collection[str]) -> Problem:
+    """Validate the fields of a problem, and add the text that the baseline shows of it.
+
+    Raises:
+        ValidationError: a field does not fit.
+    """
+    problem = _PROBLEM_ADAPTER.validate_python(fields)
+    # what the baseline shows besides the problem: columns and choices
+    further_texts = [problem.row[column] for column in sorted(question_columns)]
+    further_texts += letter_lines(problem.choices)
+    if not further_texts:
+        return problem
+    return replace(problem, shown_text=fold_text(" ".join([problem.problem, *further_texts])))

@@ -23,7 +23,7 @@ from harness.errors import ConfigError
 from harness.experiment.condition_entries import (
     add_reference_conditions,
     expand_sweep,
-    index_by_name,
+    index_entries,
 )
 from harness.experiment.conditions import (
     Condition,
@@ -329,7 +329,7 @@ class RunConfig(Strict):
 
     @property
     def baseline_name(self) -> str:
-        """The condition with which all others are compared."""
+        """The name of the condition with which all others are compared."""
         return find_baseline(self.condition_names, self.baseline)
 
     @property
@@ -350,12 +350,12 @@ class RunConfig(Strict):
         return contrast if has_both and contrast in self.tested else None
 
     @property
-    def replicated_conditions(self) -> tuple[str, ...]:
-        """The conditions that `replicates` repeats."""
+    def replicated_names(self) -> tuple[str, ...]:
+        """The names of the conditions that `replicates` repeats."""
         return self.primary_contrast or next(iter(self.tested), ())
 
     @property
-    def markers(self) -> Markers:
+    def reasoning_markers(self) -> Markers:
         """The markers of reasoning that the config sets."""
         return ((self.thinking.start, self.thinking.end),) if self.thinking else ()
 
@@ -414,7 +414,7 @@ class RunConfig(Strict):
         changed_keys = self.model_dump(exclude_defaults=True).keys()
         values = {
             key: value
-            for key, value in self.as_written().items()
+            for key, value in self.values_with_defaults().items()
             if key not in _FREE_KEYS and (key in changed_keys or key in _RECORDED_KEYS)
         }
         if self.other_texts:
@@ -465,17 +465,21 @@ class RunConfig(Strict):
 
     @staticmethod
     def task_name(
-        dataset: str, condition: str, layout: Layout, draw: int = 0, sample: int = 0
+        dataset_name: str,
+        condition_name: str,
+        layout: Layout,
+        draw: int = 0,
+        sample_number: int = 0,
     ) -> str:
         """The name of a condition in a layout, with its draw of examples, and for one sample."""
-        name = f"{dataset}_{condition}"
+        name = f"{dataset_name}_{condition_name}"
         if layout is not Layout.RAW:
             name += f"_{layout}"
         if draw:
             name += f"_draw-{draw}"
-        return f"{name}_sample-{sample}" if sample else name
+        return f"{name}_sample-{sample_number}" if sample_number else name
 
-    def as_written(self) -> JsonObject:
+    def values_with_defaults(self) -> JsonObject:
         """The config as plain values with all defaults, from which it can be loaded."""
         values = self.model_dump(mode="json", exclude={"conditions", "sweep"})
         values["conditions"] = [condition.as_entry() for condition in self.conditions]
@@ -518,13 +522,14 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
     """
     path = Path(path)
     if any(map(_WEIGHTS_KEY.fullmatch, overrides)):
-        # the first key, so that an override can set another label
+        # Tables would show other weights under the label of the file's weights. The label is reset
+        # first, so that an override of `model.label` wins.
         overrides = {"model.label": None, **overrides}
     values = read_values(path, "runs", overrides)
     if "conditions" in overrides and isinstance(values["conditions"], list):
         # the name of a condition of the file stands for its entry
         file_entries = read_values(path, "runs").get("conditions")
-        entry_by_name = index_by_name(file_entries) if isinstance(file_entries, list) else {}
+        entry_by_name = index_entries(file_entries) if isinstance(file_entries, list) else {}
         values["conditions"] = [
             entry_by_name.get(entry, entry) if isinstance(entry, str) else entry
             for entry in values["conditions"]
@@ -541,7 +546,7 @@ def _drop_contrasts(values: JsonObject, keys: Iterable[str]) -> None:
     entries = values["conditions"]
     if values.get("sweep"):
         entries = entries + expand_sweep(values["sweep"])
-    names = {entry for entry in entries if isinstance(entry, str)} | index_by_name(entries).keys()
+    names = {entry for entry in entries if isinstance(entry, str)} | index_entries(entries).keys()
     for key in keys:
         # `primary` is one contrast, and `contrasts` a list
         contrasts = values.get(key)
@@ -571,6 +576,6 @@ def config_of_model(
         run_name += "-" + Path(dataset).stem
     run_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_name)
     path = resources.folder("configs") / "runs/any-model.yaml"
-    model_values = {"name": run_name, "model.model_args.pretrained": model}
+    overrides = {"name": run_name, "model.model_args.pretrained": model, **overrides}
     # an error names the options, because the user has not written the file
-    return load_config(path, {**model_values, **overrides}, where="the options of --model")
+    return load_config(path, overrides, where="the options of --model")

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDY_CONDITION
 from harness.errors import ConfigError
-from harness.experiment.conditions import KIND_BY_FILLER, NAMED_CONDITIONS, Condition, as_condition
+from harness.experiment.conditions import CLASS_BY_KEY, NAMED_CONDITIONS, Condition, as_condition
 from harness.experiment.problems import open_dataset
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
@@ -95,11 +95,11 @@ def filler(**metadata: Any) -> DocumentsBySplit:
     Raises:
         ConfigError: the filler is drawn anew for each sample.
     """
-    condition_keys = {*KIND_BY_FILLER, "count", "fresh", "placement", "template"}
+    condition_keys = {*CLASS_BY_KEY, "count", "fresh", "placement", "template"}
     condition_settings = {key: value for key, value in metadata.items() if key in condition_keys}
     if condition_settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
-    has_filler = any(key in KIND_BY_FILLER for key in condition_settings)
+    has_filler = any(key in CLASS_BY_KEY for key in condition_settings)
     # without a template, the placement says where the filler stands
     if not has_filler and "{filler}" in condition_settings.get("template", "{filler}"):
         condition_settings["unit"] = "/"  # the filler of the study

@@ -206,7 +206,7 @@ def stored_prompts(plan: Plan) -> list[StoredPrompt]:
     """The stored form of every prompt of a plan, by problem and then by task."""
     # a `PlanRow` has the arguments of `of`: task name, condition's prompts, problem, built prompt
     return [
-        StoredPrompt.of(*plan_row, answer_form=plan.config.answer, markers=plan.thinking)
+        StoredPrompt.of(*plan_row, answer_form=plan.config.answer, markers=plan.reasoning_markers)
         for plan_row in plan.rows
     ]
 

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from harness.constants import JsonObject
 from harness.errors import ConfigError, RunError
-from harness.experiment.condition_entries import index_by_name, read_conditions
+from harness.experiment.condition_entries import index_entries, read_conditions
 from harness.experiment.conditions import (
     Condition,
     ReferenceConditions,
@@ -372,7 +372,7 @@ def _describe_settings(receipt: JsonObject) -> JsonObject:
             settings["served_root"] = served_model["root"]
     if fresh_by_condition := {
         name: entry["fresh"]
-        for name, entry in index_by_name(config["conditions"]).items()
+        for name, entry in index_entries(config["conditions"]).items()
         if "fresh" in entry
     }:
         settings["fresh"] = fresh_by_condition

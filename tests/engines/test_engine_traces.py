@@ -69,7 +69,7 @@ def read_interventions(weight=10):
         about={"source": "run"},
         model=TOY_MODEL,
         model_arguments=settings.model_arguments(),
-        receipt={"config": settings.as_written(), "model": {}},
+        receipt={"config": settings.values_with_defaults(), "model": {}},
         read=pytest.fail,
         read_prompts=lambda: msgspec.json.decode(prompts, type=list[AnsweredPrompt]),
     )

@@ -242,7 +242,7 @@ def plan_slashes(intervention, **keys):
     """The prompt and the one change of a condition of nine slashes before the system prompt."""
     slashes = {"name": "slashes", "unit": "/", "count": 9, "placement": "before_system", **keys}
     settings = config(["wo", {**slashes, "intervention": intervention}], **PRODUCTS)
-    assert RunConfig.model_validate(settings.as_written()) == settings
+    assert RunConfig.model_validate(settings.values_with_defaults()) == settings
     (prompt,) = plan_requests(settings, 1)[0].tasks["products_slashes"].prompts
     return prompt, *prompt.intervention
 

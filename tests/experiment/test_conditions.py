@@ -11,7 +11,7 @@ from harness.errors import PromptMismatchError
 from harness.execution.run_execution import execute
 from harness.experiment.condition_entries import read_conditions
 from harness.experiment.conditions import (
-    KIND_BY_FILLER,
+    CLASS_BY_KEY,
     NAMED_CONDITIONS,
     SENTENCES,
     Condition,
@@ -151,7 +151,7 @@ def test_a_sweep_is_a_condition_for_each_combination(sweep, names):
     """A count of 0 leaves out only the filler: without it the words around it have an effect."""
     config = make_config(sweep=sweep, conditions=["mless"])
     assert names_of(config.conditions) == names.split()
-    assert RunConfig.model_validate(config.as_written()) == config
+    assert RunConfig.model_validate(config.values_with_defaults()) == config
 
 
 @with_cases
@@ -210,7 +210,7 @@ def test_a_condition_with_an_empty_instruction_has_its_own_prompts(toy_tokenizer
 
 
 def test_no_kind_of_condition_has_more_than_13_keys():
-    for kind in (Condition, *KIND_BY_FILLER.values()):
+    for kind in (Condition, *CLASS_BY_KEY.values()):
         assert sum(not field.exclude for field in kind.model_fields.values()) <= 13
 
 
@@ -249,7 +249,7 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
         assert (condition.kind, condition.of, condition.number) == (None, None, 0)
     (control,) = [condition for condition in by_name.values() if condition.kind]
     assert control.kind == "positive control"
-    assert read_conditions(config.as_written()) == by_name
+    assert read_conditions(config.values_with_defaults()) == by_name
 
 
 @with_cases
@@ -257,8 +257,10 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer, settings):
 
     def draw(**families):
         config = make_config(**settings, other_texts=families, replicates=2)
-        assert list(read_conditions(config.as_written()).values()) == [*config.all_conditions]
-        assert {*config.replicated_conditions} == {"tested", "wo"}
+        assert list(read_conditions(config.values_with_defaults()).values()) == [
+            *config.all_conditions
+        ]
+        assert {*config.replicated_names} == {"tested", "wo"}
         assert config.identity()["other_texts"] == sorted(families)
         return [text for text in config.all_conditions if text.kind == "other text"]
 

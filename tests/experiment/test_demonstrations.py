@@ -89,7 +89,7 @@ def test_a_users_own_examples_are_in_all_prompts(tmp_path):
         assert len(plan.dataset.problems) == questions
         for _, _, problem, prompt in plan.rows:
             assert prompt.text.endswith(f"{texts} \n\nQ: {problem.problem}\nA:")
-        assert RunConfig.model_validate(plan.config.as_written()) == plan.config
+        assert RunConfig.model_validate(plan.config.values_with_defaults()) == plan.config
         assert "fewshot" not in plan.config.identity()  # a file may be moved
     write_lines(tmp_path, *rows[::-1])
     plans = [file, make_plan(file.config), listed, reordered]
@@ -179,7 +179,7 @@ def test_former_placements_are_written_as_questions(layout, question, sha256):
     fewshot = {"num_fewshot": 3, "seed": 1}
     settings = {"layouts": [layout], "fewshot": fewshot, "conditions": ["wo", condition]}
     rows = make_plan(make_config(**settings), limit=4).rows
-    hashes = [prompt.prompt_sha256 for _, task, _, prompt in rows if task.condition.filler]
+    hashes = [prompt.prompt_sha256 for _, task, _, prompt in rows if task.condition.filler_key]
     assert sha256 in [hash[:16] for hash in hashes]
 
 

@@ -238,7 +238,7 @@ def test_the_config_states_the_markers_of_reasoning_else_the_template(
     tokenizer = save_tokenizer(toy_tokenizer, template, tmp_path)
     plan, _ = plan_of("layouts=[chat]", tokenizer, *filter(None, [override]), limit=1)
     expected = ((f"<{markers}>", f"</{markers}>"),) if markers else ()
-    assert plan.thinking == expected
+    assert plan.reasoning_markers == expected
     assert {stored.thinking for stored in stored_prompts(plan)} == {expected}
     assert ("thinking" in plan.config.identity()) == bool(override)
     text = one_line(describe_plan(plan))

@@ -56,7 +56,7 @@ def test_the_example_is_the_run_of_its_config(samples, plan):
     config, files = plan.config, RunFiles(EXAMPLE)
     recorded = files.receipt["config"]
     assert recorded.pop("planned") is None  # a former key, whose value was the default
-    assert recorded == config.as_written() | {"model": recorded["model"]}
+    assert recorded == config.values_with_defaults() | {"model": recorded["model"]}
     assert len(samples) == 19_440
     assert files.identity.model == model_fingerprint(config.model_arguments()["pretrained"])
     rows = files.prompts

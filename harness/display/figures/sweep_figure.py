@@ -47,7 +47,7 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, Sweep]
     sweep_by_filler: dict[SweptFiller, Sweep] = {}
     unfilled_condition_by_changes: dict[str, str] = {}
     for name, condition in conditions.items():
-        if condition.filler is None:
+        if condition.filler_key is None:
             unfilled_condition_by_changes.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
             description = condition.describe()

@@ -120,7 +120,7 @@ def build_checked_prompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
-            prompts=build_condition(condition) if condition.filler else unfilled_prompts,
+            prompts=build_condition(condition) if condition.filler_key else unfilled_prompts,
             notes=notes,
             draw=settings.draw,
             sample_number=settings.sample_number,
@@ -337,7 +337,7 @@ def _find_faults(
         yield Fault(
             f"{location}: its{examples_phrase} token ids differ from those without a filler."
         )
-    if condition.filler and not (filler_tokens or prompt.straddling_tokens):
+    if condition.filler_key and not (filler_tokens or prompt.straddling_tokens):
         yield Fault(
             f"{location}: the filler is not in the prompt, perhaps because the template trims "
             "blanks."

@@ -206,7 +206,8 @@ class PromptSettings:
             default_template = default_template.replace("{problem}", "{problem}\n{choices}")
         templates = condition.choose_templates(self.template or default_template, self.question)
         parsed_example, parsed_question = (
-            parse_template(str(template), condition.filler is not None) for template in templates
+            parse_template(str(template), condition.filler_key is not None)
+            for template in templates
         )
         for parsed in (parsed_example, parsed_question):
             # only one of template and problem has choices

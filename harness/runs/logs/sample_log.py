@@ -23,7 +23,7 @@ from harness.constants import JsonObject
 from harness.errors import TABLE_HINT, RunError
 from harness.experiment.gold_answers import read_golds
 from harness.experiment.model_settings import select_fixed_arguments
-from harness.experiment.problems import read_level, refuse_other_golds
+from harness.experiment.problems import add_facts, read_level
 from harness.experiment.prompts.prompt import Layout, hash_problem, is_ours, read_document_prompt
 from harness.grading import Grade
 from harness.reasoning_markers import add_reasoning, find_open_reasoning
@@ -145,7 +145,7 @@ def _refuse_unequal_copies(prompts: Sequence[AnsweredPrompt]) -> None:
         if problem_id in problem_ids:
             raise RunError(f"{location} occurs twice.")
         problem_ids.add(problem_id)
-        refuse_other_golds(facts_and_location_by_question, prompt.question, prompt.golds, location)
+        add_facts(facts_and_location_by_question, prompt.question, prompt.golds, location)
 
 
 def _read_grades(
