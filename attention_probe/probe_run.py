@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from attention_probe.probe_settings import ProbeSettings, refuse_changed_model
-from attention_probe.probed_model import Measure, flatten_prompts, open_model
+from attention_probe.probed_model import MeasureProblem, flatten_prompts, open_model
 from attention_probe.prompts.prompts_config import PromptsConfig, load_source
 from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_problem
 from attention_probe.traces import HEADER_FILE, AttentionTraces, Trace, TraceHeader
@@ -90,7 +90,7 @@ def run_probe(
             if not select_unmeasured_problems(traces, prompts_by_problem):
                 advance(len(prompts_by_problem), len(prompts_by_problem))
                 return traces.receipt
-    with open_model(settings, prompts_by_problem) as (measure, check_results):
+    with open_model(settings, prompts_by_problem) as (measure_problem, check_results):
         receipt = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": asdict(settings),
@@ -103,7 +103,7 @@ def run_probe(
         with AttentionTraces.create(path, header, receipt) as traces:
             # compared again, because another probe may have added traces before the folder's lock
             refuse_differing_traces(traces, prompts_by_problem)
-            add_missing_traces(traces, prompts_by_problem, measure, advance)
+            add_missing_traces(traces, prompts_by_problem, measure_problem, advance)
     return receipt
 
 
@@ -163,7 +163,7 @@ def select_unmeasured_problems(
 def add_missing_traces(
     traces: AttentionTraces,
     prompts_by_problem: Mapping[str, PromptsByCondition],
-    measure: Measure,
+    measure_problem: MeasureProblem,
     advance: Advance,
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
@@ -173,7 +173,7 @@ def add_missing_traces(
     # Short problems first. The order must not change, because figures resample problems in it.
     unmeasured_problems.sort(key=lambda problem_prompts: max(map(len, problem_prompts.values())))
     for problem_prompts in unmeasured_problems:
-        fields_by_condition = measure(problem_prompts)
+        fields_by_condition = measure_problem(problem_prompts)
         for condition, prompt in problem_prompts.items():
             if not traces.has(prompt.problem_id, condition):
                 traces.append(Trace(**vars(prompt), **fields_by_condition[condition]))

@@ -95,10 +95,10 @@ class ProbeSettings:
         chosen_conditions = self.conditions or self._default_conditions(source)
         # the baseline first, because all other prompts are aligned to it
         conditions = tuple(dict.fromkeys((BASELINE, *chosen_conditions)))
-        base_conditions = find_base_conditions(source, conditions)
+        probed_conditions = find_probed_conditions(source, conditions)
         interventions = {
             name: source.interventions[name]
-            for name in base_conditions
+            for name in probed_conditions
             if name in source.interventions
         }
         refuse_changed_functions(source, interventions)
@@ -172,7 +172,7 @@ def _locate(model: str | None) -> Path:
     return Path(smollm2_model.name_model(str(model))).expanduser().resolve()
 
 
-def find_base_conditions(source: Source, names: Iterable[str]) -> Collection[str]:
+def find_probed_conditions(source: Source, names: Iterable[str]) -> Collection[str]:
     """The condition of each name: the name itself, or for a position gap the condition it is of.
 
     Raises:

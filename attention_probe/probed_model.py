@@ -19,14 +19,14 @@ from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
 from harness.experiment.intervention_settings import find_gap
 
-Measure = Callable[[PromptsByCondition], FieldsByCondition]
+MeasureProblem = Callable[[PromptsByCondition], FieldsByCondition]
 """Measures a problem: see `measure_problem`."""
 
 
 @contextmanager
 def open_model(
     settings: ProbeSettings, prompts_by_problem: Mapping[str, PromptsByCondition]
-) -> Iterator[tuple[Measure, JsonObject]]:
+) -> Iterator[tuple[MeasureProblem, JsonObject]]:
     """Open the model for these prompts alone; an engine is closed afterwards.
 
     Without `settings.engine` the first layers are loaded in Hugging Face and compared with other

@@ -111,10 +111,12 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         table: From `read_activations`, of all models.
     """
     if config.kind == "histogram":
-        heights, y_label = (2.0, 1.4), "Activations per bin (%)"
+        heights = (2.0, 1.4)
+        y_label = "Activations per bin (%)"
         explanation = f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
     else:
-        heights, y_label = (1.6, 1.2), "Activations near zero (%)"
+        heights = (1.6, 1.2)
+        y_label = "Activations near zero (%)"
         factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
         explanation = (
             f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."

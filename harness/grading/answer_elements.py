@@ -9,7 +9,7 @@ from itertools import chain, product, zip_longest
 
 from harness.grading.formula import TooLarge
 from harness.grading.formula_values import has_value
-from harness.grading.notation import ROW_END, brackets, split_outside_brackets
+from harness.grading.notation import ROW_END, read_brackets, split_outside_brackets
 from harness.grading.relations import ELEMENT_SEPARATORS, REALS, SET_OPERATORS, as_relation, is_name
 from harness.grading.units_and_words import readable_words, split_unit
 
@@ -70,7 +70,7 @@ def _split_entries(text: str) -> list[str]:
     matrix = MATRIX.fullmatch(text)
     if matrix:
         return [*chain.from_iterable(split_matrix(matrix))]
-    bracket_pair, content = brackets(text)
+    bracket_pair, content = read_brackets(text)
     return split_outside_brackets(content, ELEMENT_SEPARATORS if bracket_pair else COLONS).pieces
 
 
@@ -107,7 +107,7 @@ def coordinates(members: list[str]) -> list[str]:
         return [value for _, value in named_values]
     # the last term of `(x,y)=(1,2)` has the coordinates, and `(1,2)` is itself its last term
     terms, operators = as_relation(members[0])
-    bracket_pair, content = brackets(terms[-1])
+    bracket_pair, content = read_brackets(terms[-1])
     if len(members) > 1 or bracket_pair != "()":
         return members
     # `2+3=(1,2)` is not a point with a name before it
@@ -134,10 +134,10 @@ def without_set_braces(text: str) -> str:
     """
     terms, operators = as_relation(text)
     is_named = operators in (["="], ["\\in"]) and is_name(terms[0])
-    if is_named and brackets(terms[1])[0] == "\\{\\}":
+    if is_named and read_brackets(terms[1])[0] == "\\{\\}":
         # `x=\{1,2\}` and `x\in\{1,2\}` state the set, so the name is removed
         return without_set_braces(terms[1])
-    bracket_pair, content = brackets(text)
+    bracket_pair, content = read_brackets(text)
     if bracket_pair != "\\{\\}":
         return text
     builder_start = _SET_BUILDER_START.match(content)

@@ -23,7 +23,12 @@ from harness.grading.answer_elements import (
     split_members,
     without_set_braces,
 )
-from harness.grading.notation import brackets, in_plain_notation, readings, split_outside_brackets
+from harness.grading.notation import (
+    in_plain_notation,
+    read_brackets,
+    readings,
+    split_outside_brackets,
+)
 from harness.grading.quantities import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.relations import (
     ELEMENT_SEPARATORS,
@@ -225,8 +230,8 @@ def _same_entries(answer: str, target: str) -> bool:
     - Ratios such as 3:2 are compared by their quotients.
     - Other texts are compared as quantities.
     """
-    answer_brackets, answer_content = brackets(answer)
-    target_brackets, target_content = brackets(target)
+    answer_brackets, answer_content = read_brackets(answer)
+    target_brackets, target_content = read_brackets(target)
     if answer_brackets == target_brackets == "\\{\\}":
         members = split_members(answer)
         target_members = split_members(target)
@@ -297,7 +302,7 @@ def _may_agree_in_chain(term: str, last_term: str) -> bool:
     if _same_answer(term, last_term):
         return True
     # brackets that do not match, as in `1)+(2`, would pair with the ones that are put around them
-    bracket_pair, _ = brackets(f"({term})")
+    bracket_pair, _ = read_brackets(f"({term})")
     if bracket_pair != "()" or _FURTHER_STATEMENT.search(term) or is_multiple(term):
         return False
     return not any(map(is_readable, split_atoms(term)))

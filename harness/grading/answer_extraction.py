@@ -213,12 +213,13 @@ def list_accepted_texts(job: GradeJob, answer: str) -> tuple[str, ...]:
     if text_after_letter == right_text:
         return (answer,)
     # `B. 5` contradicts itself if A is 5, and so do `B or C` and `B, C`
-    contradicts_letter = (
+    if (
         text_after_letter in choice_texts
         or SEVERAL_ANSWERS.search(text_after_letter)
         or _FURTHER_LETTER.match(text_after_letter)
-    )
-    return () if contradicts_letter else (answer,)
+    ):
+        return ()
+    return (answer,)
 
 
 def _simplify(text: str) -> str:

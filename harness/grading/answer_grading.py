@@ -76,11 +76,13 @@ def compare_answers(answer: str, *targets: str, decimal_sign: str | None = None)
         is_correct = any(starmap(_is_gold_answer, product(answers, targets)))
         verdict = "correct" if is_correct else "incorrect"
     except TooLarge as error:
-        verdict, reason = "refused", str(error)
+        verdict = "refused"
+        reason = str(error)
     except MemoryError:
         raise
     except Exception as error:  # a bug of the grader must not pass for a wrong answer
-        verdict, reason = "crashed", type(error).__name__
+        verdict = "crashed"
+        reason = type(error).__name__
     return Grade(verdict=verdict, answer=answer[:LONGEST_ANSWER], reason=reason)
 
 

@@ -31,9 +31,12 @@ TOLERANCE = 2.0**-AGREEMENT_BITS
 """The largest difference of values that agree. Of values below 1 it is relative."""
 POINT_COUNT = 12
 """The number of points at which formulas with letters are compared."""
-SMALLEST_LETTER_VALUE, LARGEST_LETTER_VALUE, LETTER_DENOMINATOR = 0.05, 200.0, 1_000_003
-"""The range of the absolute values that are substituted for a letter, and their denominator: a
-prime, so that no value is a simple fraction of a period."""
+SMALLEST_LETTER_VALUE = 0.05
+"""The smallest absolute value that is substituted for a letter."""
+LARGEST_LETTER_VALUE = 200.0
+"""The largest absolute value that is substituted for a letter."""
+LETTER_DENOMINATOR = 1_000_003
+"""The denominator of these values: a prime, so that none is a simple fraction of a period."""
 COMPARISON_BUDGET = 40_000
 """The budget for all pairs of formulas in one comparison: about a second, if a list has many long
 entries. Each function costs 1, and so do 16 characters that are computed at a point."""
@@ -150,6 +153,7 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
             with blame_gold_answer():
                 target_value = evaluator.value(target, point_index)
         except TooLarge as error:
+            # the values at other points may be smaller
             size_error = error
         except Unreadable:
             yield None, None
@@ -311,7 +315,8 @@ class Evaluator:
             # an exact power with a long numerator or denominator would take too long
             if abs(exponent) * _count_bits(base) <= MOST_EXACT_BITS:
                 return self.limit_size(base**exponent.numerator)
-        base, rounded_exponent = _rounded(base), _rounded(exponent)
+        base = _rounded(base)
+        rounded_exponent = _rounded(exponent)
         # The power has about exponent * base_bits bits. The limit is checked on the logarithms of
         # both factors, because an exponent may be too large to multiply.
         base_bits = max(1, abs(mpmath.mag(base))) if base else 0

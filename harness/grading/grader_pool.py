@@ -104,11 +104,12 @@ class GraderPool:
         results: list[tuple[Any, Grade]] = []
         with suppress(Empty):
             while self._pending_count:
-                tag, result = self._finished_results.get(timeout=0 if results else timeout_s)
+                tag, grade = self._finished_results.get(timeout=0 if results else timeout_s)
                 self._pending_count -= 1
-                if isinstance(result, Future):
-                    result = result.result()
-                results.append((tag, result))
+                # a job of a worker gives a future, which is done by now
+                if isinstance(grade, Future):
+                    grade = grade.result()
+                results.append((tag, grade))
         return results
 
     def drain(self) -> Iterator[tuple[Any, Grade]]:

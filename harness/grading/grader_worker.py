@@ -114,11 +114,7 @@ class GraderProcess:
                 step_columns, remark = self._exchange([step, request], GRADER_DEADLINE_S)
             except LostProcess as loss:
                 is_reproducible = False
-                verdict, remark = loss.args
-                if step == COMPARISON_STEP:
-                    step_columns = {"verdict": verdict}
-                else:
-                    step_columns = dict.fromkeys(COLUMNS_BY_STEP[step])
+                step_columns, remark = _describe_loss(step, loss)
             columns |= step_columns
             # the comparison has a column for its remark; those of the audit share one
             if step == COMPARISON_STEP:
@@ -219,7 +215,8 @@ class GraderProcess:
         Args:
             patience_s: How long the process may take to end by itself.
         """
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if not process:
             return 0
         with suppress(subprocess.TimeoutExpired):
@@ -235,6 +232,15 @@ class GraderProcess:
         message_lines = messages.strip().splitlines()
         self._last_message = message_lines[-1] if message_lines else "no message"
         return process.wait()
+
+
+def _describe_loss(step: str, loss: LostProcess) -> StepResult:
+    """The columns of a step whose process was lost, and how the process ended."""
+    verdict, remark = loss.args
+    # the other graders have columns without a verdict, so these stay empty
+    if step != COMPARISON_STEP:
+        return dict.fromkeys(COLUMNS_BY_STEP[step]), remark
+    return {"verdict": verdict}, remark
 
 
 def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:

@@ -291,7 +291,8 @@ def split_outside_brackets(plain_text: str, separators: frozenset[str]) -> Split
     # Most texts have no separator. This search is much faster than finding all tokens.
     if not any(separator in plain_text for separator in separators):
         return SplitText([plain_text], [])
-    pieces, matched_separators = [], []
+    pieces = []
+    matched_separators = []
     piece_start = 0
     for match in _match_outside_brackets(plain_text):
         token = match.group().rstrip(" ")
@@ -313,7 +314,7 @@ def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
             yield match
 
 
-def brackets(plain_text: str) -> tuple[str, str]:
+def read_brackets(plain_text: str) -> tuple[str, str]:
     """The pair of brackets around a text, and the text inside: `()` and `1,2` for `(1,2)`.
 
     The pair is "" if there are no such brackets, and the text is returned as it is.
@@ -385,7 +386,8 @@ def _rename_command(match: re.Match[str]) -> str:
     if command is not None:
         return _COMMAND_BY_SYNONYM.get(command, "\\" + command)
     content = " ".join(content.split())
-    text_before, text_after = match.string[: match.start()], match.string[match.end() :]
+    text_before = match.string[: match.start()]
+    text_after = match.string[match.end() :]
     # m, g, s and h after a number are metres, grams, seconds and hours
     is_unit = (
         font_command == "mathrm" and content in "mgsh" and text_before.rstrip()[-1:].isdecimal()

@@ -59,7 +59,8 @@ def same_quantity(answer: str, target: str) -> bool:
     - If one value has a percent sign, see `_same_but_for_percent_sign`.
     - Other values are formulas with equal values, or equal texts.
     """
-    (value, unit), (target_value, target_unit) = split_unit(answer), split_unit(target)
+    value, unit = split_unit(answer)
+    target_value, target_unit = split_unit(target)
     if not units_agree(unit, target_unit):
         return False
     numeral = NUMERAL_WITH_BASE.fullmatch(value)

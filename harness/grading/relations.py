@@ -19,7 +19,7 @@ from harness.grading.formula_values import (
     constant_ratio,
     has_letters,
 )
-from harness.grading.notation import brackets, split_outside_brackets
+from harness.grading.notation import read_brackets, split_outside_brackets
 from harness.grading.units_and_words import AND, HEDGES, OR
 
 
@@ -211,9 +211,10 @@ def same_sets(answer: str, target: str) -> bool | None:
     have the same numbers at all their bounds and between these. If a bound has a letter, as in
     `x<a`, this must hold at several points, which give the letter different values.
 
-    A comma can mean `and` or `or`, and the sets need to be the same in one reading only. Every
-    point is tested by itself, so the reading need not be the same at all of them. At one point it
-    must be proper. At the others the set may be empty, as `a<x<b` is where a is above b.
+    A comma can mean `and` or `or`, so a set can have two readings, and one that both sets have is
+    enough. Every point is tested by itself, so it may be another reading than at the other points.
+    At one point it must be proper. Elsewhere the sets may be empty, as `a<x<b` is where a is above
+    b.
     """
     number_line = _NumberLine()
     has_proper_reading = False
@@ -254,8 +255,8 @@ Membership = Callable[[int], bool]
 def _combine(combination: Combination, memberships: Iterable[Membership]) -> Membership:
     """The membership of a union or an intersection of sets."""
     # a list, because an iterator could not be used again for the next position
-    members = [*memberships]
-    return lambda position: combination(contains(position) for contains in members)
+    membership_list = [*memberships]
+    return lambda position: combination(contains(position) for contains in membership_list)
 
 
 class _NumberLine:
@@ -388,7 +389,7 @@ class _NumberLine:
         Raises:
             Unreadable: The text is neither.
         """
-        bracket_pair, content = brackets(text)
+        bracket_pair, content = read_brackets(text)
         entries = split_outside_brackets(content, frozenset(",;")).pieces
         if bracket_pair == "\\{\\}":
             return _combine(any, (self.read_bound("=", entry) for entry in entries))

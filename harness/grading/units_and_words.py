@@ -9,8 +9,10 @@ import re
 
 from harness.grading.formula import FUNCTIONS
 
-OR, AND = "¦", "∧"
-"""The marks for `or` and `and` in plain notation. Like a comma, they separate list elements."""
+OR = "¦"
+"""The mark for `or` in plain notation. Like a comma, it separates list elements."""
+AND = "∧"
+"""The mark for `and` in plain notation, which separates list elements too."""
 
 _NUMBER_WORDS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
@@ -274,11 +276,13 @@ def _extend_group(group_value: int | None, word: str) -> int | None:
     addend = NUMBER_BY_WORD.get(word)
     if group_value is None or addend is None:
         return addend
+    # `zero` stands alone: nothing follows it, and it follows nothing
+    if 0 in (group_value, addend):
+        return None
+    follows_hundreds = group_value % 100 == 0
     # `twenty` may be followed by `five`, but `ten` may not
     follows_tens = group_value % 10 == 0 and group_value % 100 >= 20 and addend < 10
-    # `zero` stands alone: nothing follows it, and it follows nothing
-    can_follow = group_value and addend and (group_value % 100 == 0 or follows_tens)
-    return group_value + addend if can_follow else None
+    return group_value + addend if follows_hundreds or follows_tens else None
 
 
 def split_unit(text: str) -> tuple[str, str]:
