@@ -137,6 +137,7 @@ def _find_pooling_obstacle(old_run: Run, new_run: Run) -> str:
     """
     changes = _list_changes(old_run, new_run)
     other_changes = [change for change in changes if not _SEED_CHANGE_PATTERN.match(change)]
+    # with the same seed, the second run would only repeat the samples of the first
     has_seed = any(run.about.get("seed") is not None for run in (old_run, new_run))
     if has_seed and other_changes == changes:
         return "their seed is the same"
@@ -279,11 +280,12 @@ def _describe_problem_differences(old_run: Run, new_run: Run) -> str:
     """
     if old_run.endpoint != new_run.endpoint:
         return f"another endpoint: {old_run.endpoint} -> {new_run.endpoint}"
-    old_dataset, new_dataset = old_run.about.get("dataset"), new_run.about.get("dataset")
-    if old_dataset is not None and new_dataset is not None:
-        if old_dataset == new_dataset:
+    old_dataset_sha256 = old_run.about.get("dataset")
+    new_dataset_sha256 = new_run.about.get("dataset")
+    if old_dataset_sha256 is not None and new_dataset_sha256 is not None:
+        if old_dataset_sha256 == new_dataset_sha256:
             return ""
-        return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
+        return f"another dataset: {old_dataset_sha256[:12]} -> {new_dataset_sha256[:12]}"
     # Gold answers come before questions: `_describe_text_differences` permits other questions if
     # the gold answers agree.
     for role in ("cluster", HASH_KEY, "gold", "question"):
@@ -314,7 +316,7 @@ def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
     if not changed_ids:
         return ""
     # If several gold answers agree and all questions differ, the problems are the same, and what
-    # the runs call questions are their prompts.
+    # the runs call questions are their prompts. One gold answer alone may agree by chance.
     gold_by_id = new_run.problems.get("gold", {})
     shared_golds = {
         gold_by_id[problem_id]

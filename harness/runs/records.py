@@ -152,8 +152,8 @@ class StoredPrompt(Struct, omit_defaults=True):
             if not start_marker.isalpha()
         )
         # Whether the completion begins a line, and whether it begins in reasoning, follows from the
-        # prompt. So the open marker and last character of the prompt are put before it, and are cut
-        # off again at the end.
+        # prompt. So the prompt's start of reasoning and its last character are put before the
+        # completion, and are cut off again at the end.
         reasoning_start, _ = find_open_reasoning(self.prompt, self.thinking)
         prompt_end = reasoning_start + (self.prompt or "\n")[-1:]
         question_pattern = rf"\n[ \t]*{re.escape(question_label)}.*"

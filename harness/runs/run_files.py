@@ -141,16 +141,16 @@ class RunFiles:
                 )
             graded_samples_of_prompts[prompt_index.find(sample)].append((sample, score))
         # a prompt without all samples that its task requests shows that the run is not finished
-        incomplete_problems, total_count = [], 0
+        incomplete_problems, total_expected_count = [], 0
         for prompt, graded_samples in zip(self.prompts, graded_samples_of_prompts, strict=True):
             task = self.identity.tasks[prompt.task]
             expected_count = task.replicates * task.samples
-            total_count += expected_count
+            total_expected_count += expected_count
             if len(graded_samples) < expected_count:
                 incomplete_problems.append(f"{prompt.doc['id']} ({prompt.task})")
         if incomplete_problems:
             raise JournalError(
-                f"{self.path}: samples are missing: expected {total_count}, got "
+                f"{self.path}: samples are missing: expected {total_expected_count}, got "
                 f"{len(self.journal.records)}, too few of problem "
                 f"{list_first(incomplete_problems)}. Repeat the command that began the run."
             )

@@ -32,7 +32,7 @@ def git_revision() -> str | None:
     """
     folder = Path(__file__).resolve().parent
 
-    def git(*arguments: str) -> str:
+    def run_git(*arguments: str) -> str:
         return subprocess.check_output(
             ["git", *arguments], cwd=folder, text=True, stderr=subprocess.DEVNULL, timeout=10
         ).strip()
@@ -40,10 +40,10 @@ def git_revision() -> str | None:
     try:
         # A package may be installed inside another repository. Only a file that git tracks shows
         # that the revision is ours.
-        git("ls-files", "--error-unmatch", Path(__file__).name)
+        run_git("ls-files", "--error-unmatch", Path(__file__).name)
         # of tracked files only, because new files do not change the code that ran
-        status_text = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
-        return git("rev-parse", "HEAD") + ("+changed" if status_text else "")
+        status_text = run_git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
+        return run_git("rev-parse", "HEAD") + ("+changed" if status_text else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -75,8 +75,8 @@ def read_scores(
         HarnessError: the file is damaged, not finished or unclear.
     """
     if isinstance(file_or_frame, Path) and (kind := find_kind(file_or_frame)) != TABLE:
-        read_log = _read_inspect if kind == INSPECT else _read_lighteval
-        return read_log(file_or_frame, metric)
+        reader = _read_inspect if kind == INSPECT else _read_lighteval
+        return reader(file_or_frame, metric)
     if metric:
         raise ConfigError(f"{file_or_frame} is a table: type --columns score={metric}.")
     return read_table(file_or_frame, columns, needed_roles)

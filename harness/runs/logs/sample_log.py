@@ -194,7 +194,7 @@ def _read_prompt(
     # `mless tasks --wrap` writes condition and filler of another task into its metadata
     metadata = results.task_config.metadata or {}
     condition, filler = metadata.get("filler_condition") or "", metadata.get("filler")
-    # the texts of the document that the prompt must hold; none if they are not known
+    # a prompt without these texts was sent by another command; none if they are not known
     document_texts = [] if filler is None else [str(filler)]
     if is_ours(line.doc):
         condition = line.doc["condition"]
