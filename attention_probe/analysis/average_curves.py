@@ -158,10 +158,10 @@ def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
         table: See `bootstrap_band`.
         clusters: See `bootstrap_band`.
     """
-    columns = pandas.DataFrame(table)
+    frame = pandas.DataFrame(table)
     low, high = bootstrap_band(table, clusters)
     return pandas.DataFrame(
-        {"mean": columns.mean(), "low": low, "high": high, "count": columns.count()}
+        {"mean": frame.mean(), "low": low, "high": high, "count": frame.count()}
     )
 
 

@@ -173,13 +173,13 @@ def _measure_near_zero(
             token_shares = (magnitudes < threshold).mean(axis=1)
         measures[f"threshold_c{factor:g}"] = threshold
         measures[f"near_zero_c{factor:g}"] = float(token_shares.mean())
-        for index, name in enumerate(TOKEN_CLASSES):
+        for index, class_name in enumerate(TOKEN_CLASSES):
             class_shares = token_shares[token_classes == index]
-            measures[f"near_zero_{name}_c{factor:g}"] = (
+            measures[f"near_zero_{class_name}_c{factor:g}"] = (
                 float(class_shares.mean()) if len(class_shares) else np.nan
             )
-    for index, name in enumerate(TOKEN_CLASSES):
-        measures[f"tokens_{name}"] = float(np.count_nonzero(token_classes == index))
+    for index, class_name in enumerate(TOKEN_CLASSES):
+        measures[f"tokens_{class_name}"] = float(np.count_nonzero(token_classes == index))
     return measures
 
 

@@ -207,7 +207,9 @@ def _build_prompt(
     stored_prompt = problem.prompts[condition]
     requested_prompt = stored_prompt.requested_prompt
     untokenized_prompt = BuiltPrompt(
-        prompt=requested_prompt, text=stored_prompt.prompt, intervention=stored_prompt.intervention
+        requested_prompt=requested_prompt,
+        text=stored_prompt.prompt,
+        intervention=stored_prompt.intervention,
     )
     built_prompt = add_tokens(
         untokenized_prompt, find_segments(requested_prompt, stored_prompt.prompt), tokenizer

@@ -132,7 +132,7 @@ def _count_prompt_tokens(plan: Plan) -> int:
     """
     return plan.config.repeats_per_prompt * sum(
         plan.count_replicates(row.task)
-        * max(1, len(row.prompt.answers))
+        * max(1, len(row.prompt.answer_tokens))
         * len(row.prompt.token_ids or ())
         for row in plan.rows
     )

@@ -530,8 +530,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 prompt_token_sha256=prompt.prompt_token_sha256,
                 sampling=sampling,
                 intervention=prompt.intervention,
-                turns=tuple(prompt.prompt.messages) if is_chat_api else None,
-                answers=prompt.answers,
+                turns=tuple(prompt.requested_prompt.messages) if is_chat_api else None,
+                answers=prompt.answer_tokens,
                 other_answer_count=len(prompt.other_answers),
             )
             count_by_content[request_content] += 1

@@ -58,12 +58,12 @@ def _make_documents(
         )
     # The documents are made of the prompts of the last layout, because raw and chat prompts have
     # the same segments and turns.
-    if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer_segments:
+    if condition_prompts.prompts and condition_prompts.prompts[0].requested_prompt.answer_segments:
         raise ConfigError(
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
         )
     documents = [
-        make_document(problem, built_prompt.prompt, condition, condition_prompts.layout)
+        make_document(problem, built_prompt.requested_prompt, condition, condition_prompts.layout)
         for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
     # made of a list of documents, a dataset would only have the keys of the first document

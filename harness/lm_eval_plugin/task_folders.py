@@ -110,10 +110,11 @@ def _wrap_task(
         ModelTokenizer.from_arguments({"pretrained": model}),
         max_gen_toks=0,
     )
-    instruction = baseline_prompts.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
+    instruction = baseline_prompts.prompts[0].requested_prompt.text.removesuffix(_PLACEHOLDER)
     for condition_prompts in prompts_of_conditions:
         (built_prompt,) = condition_prompts.prompts
-        filler_text = built_prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER)
+        prompt_text = built_prompt.requested_prompt.text
+        filler_text = prompt_text.removeprefix(instruction).removesuffix(_PLACEHOLDER)
         length_text = "tokens not counted"
         if model:
             length_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"

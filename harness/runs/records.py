@@ -118,7 +118,10 @@ class StoredPrompt(Struct, omit_defaults=True):
             prompt_sha256=built_prompt.prompt_sha256,
             prompt_token_sha256=built_prompt.prompt_token_sha256,
             doc=make_document(
-                problem, built_prompt.prompt, condition_prompts.condition, condition_prompts.layout
+                problem,
+                built_prompt.requested_prompt,
+                condition_prompts.condition,
+                condition_prompts.layout,
             ),
             answer_prefix=built_prompt.answer_prefix,
             thinking=markers,

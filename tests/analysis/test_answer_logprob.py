@@ -300,7 +300,7 @@ def test_other_answers_are_the_same_under_all_conditions_draws_and_limits(tmp_pa
     for plan in plans:
         for _, _, problem, prompt in plan.rows:
             assert texts.setdefault(problem.id, prompt.other_answers) == prompt.other_answers
-            ends = [tuple(tokens.answer[-1:]) for tokens in prompt.answers]
+            ends = [tuple(tokens.answer_ids[-1:]) for tokens in prompt.answer_tokens]
             assert len({*ends}) == 1 and len(ends) == 5
     assert len(texts) == 9
     request = list_requests(plans[0])[0]
@@ -327,7 +327,7 @@ def score_prompts(tokenizer, *, answer="42", condition="wo", others=(), **settin
     settings = {"scored_form": "box", "other_answers": {"0": others}, **settings}
     problems = as_problems([answer])
     (task,) = build(tokenizer, as_condition(condition), problems=problems, **settings)
-    decoded = [[*map(tokenizer.decode, tokens)] for tokens in task.prompts[0].answers]
+    decoded = [[*map(tokenizer.decode, tokens)] for tokens in task.prompts[0].answer_tokens]
     return decoded, task.notes
 
 

@@ -174,7 +174,9 @@ def test_fresh_fillers_depend_on_seed_problem_and_sample_alone(conditions, count
     settings = {"conditions": conditions, "repeats": 2, "gen_kwargs": {"temperature": 1}}
     texts = {}
     for _, task, _, prompt in make_plan(make_config(**settings), limit=4).rows:
-        fillers = {segment.text for segment in prompt.prompt.segments if segment.role == "filler"}
+        fillers = {
+            segment.text for segment in prompt.requested_prompt.segments if segment.role == "filler"
+        }
         texts.setdefault(task.condition.name, []).extend(fillers)
     assert {name: len({*drawn}) for name, drawn in texts.items()} == counts
     plain = texts["plain"]

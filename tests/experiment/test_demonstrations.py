@@ -206,7 +206,7 @@ def test_a_column_may_stand_for_the_problem_and_is_not_in_its_hash(tmp_path, row
     path = write_lines(tmp_path, row)
     data = {"dataset": {"path": str(path)}, "conditions": ["wo", condition]}
     plan = make_plan(make_config(**data))
-    filled = plan.rows[1][-1].prompt
+    filled = plan.rows[1][-1].requested_prompt
     assert filled.text == "Go 1 {?. \n\nN: 1 {? \n7 {x}"
     assert [segment.text for segment in filled.segments if segment.role == "problem"] == ["1 {?"]
     stored = [prompt.doc["problem"] for prompt in stored_prompts(plan)]

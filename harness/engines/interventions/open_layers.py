@@ -159,7 +159,7 @@ def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> N
         )
 
 
-def add_open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
+def add_open_layers(options: JsonObject, layer_settings: JsonObject) -> None:
     """Fill in vLLM's engine arguments `options` with those that open layers need.
 
     vLLM stores a compiled model under a hash of its arguments. The layers are in
@@ -172,7 +172,7 @@ def add_open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     options["worker_cls"] = "harness.engines.interventions.open_worker.OpenWorker"
     options["additional_config"] = {
         **(options.get("additional_config") or {}),
-        PLUGIN_NAME: layers_by_use,
+        PLUGIN_NAME: layer_settings,
     }
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig

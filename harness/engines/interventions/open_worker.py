@@ -24,8 +24,8 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model and open its layers."""
         super().load_model(*arguments, **options)
-        layers_by_use = self.vllm_config.additional_config[PLUGIN_NAME]
-        self._interventions = self.make_interventions(self, layers_by_use)
+        layer_settings = self.vllm_config.additional_config[PLUGIN_NAME]
+        self._interventions = self.make_interventions(self, layer_settings)
 
     def determine_available_memory(self) -> int:
         """The memory for vLLM's cache; the rest is for recording and for states stored twice."""

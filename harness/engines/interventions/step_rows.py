@@ -180,8 +180,10 @@ class Group:
         `chunks` has the step's tokens of each request, all with the same number of tokens.
         """
         # [request, 3] in one copy to the device
-        chunk_rows = [(chunk.first_row, chunk.first_index, chunk.request_index) for chunk in chunks]
-        first_rows, first_indices, self._request_indices = copy_to(device, chunk_rows).T
+        chunk_numbers = [
+            (chunk.first_row, chunk.first_index, chunk.request_index) for chunk in chunks
+        ]
+        first_rows, first_indices, self._request_indices = copy_to(device, chunk_numbers).T
         token_count = chunks[0].token_count
         offsets = torch.arange(token_count, device=device)
         self.rows = first_rows[:, None] + offsets

@@ -69,7 +69,7 @@ class WorkerInterventions:
         applied_rows: The number of those that were changed or recorded.
     """
 
-    def __init__(self, worker: Any, layers_by_use: JsonObject) -> None:
+    def __init__(self, worker: Any, layer_settings: JsonObject) -> None:
         self.expected_rows = self.applied_rows = 0
         self._chunks: list[Chunk] = []
         """The tokens of the current step that are changed or recorded, by request."""
@@ -106,17 +106,17 @@ class WorkerInterventions:
         self._block_size = self._config.cache_config.block_size
         text_config = self._config.model_config.hf_text_config
         self._layer_count = text_config.num_hidden_layers
-        self._changed_layers = {*layers_by_use["attention"]}
-        self._recorded_layers = layers_by_use.get("recorded", ())
+        self._changed_layers = {*layer_settings["attention"]}
+        self._recorded_layers = layer_settings.get("recorded", ())
         self._head_count = self._config.model_config.get_num_attention_heads(
             self._config.parallel_config
         )
-        self._set_count = layers_by_use.get("set_count", 0)
+        self._set_count = layer_settings.get("set_count", 0)
         self._hook_runner()
-        self._hook_layers(layers_by_use, text_config)
+        self._hook_layers(layer_settings, text_config)
         installed_interventions[:] = [self]
 
-    def _hook_layers(self, layers_by_use: JsonObject, text_config: Any) -> None:
+    def _hook_layers(self, layer_settings: JsonObject, text_config: Any) -> None:
         """Have the layers call this object when their attention or MLP is computed.
 
         Raises:
@@ -124,13 +124,13 @@ class WorkerInterventions:
         """
         for layer in self._changed_layers.union(self._recorded_layers):
             self._open_attention(layer)
-        for layer in layers_by_use["activations"]:
+        for layer in layer_settings["activations"]:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = ChangedModule(mlp.act_fn, layer, is_activation=True)
             self._activation = ACT2FN[
                 getattr(text_config, "hidden_activation", None) or text_config.hidden_act
             ]
-        for layer in layers_by_use.get("outputs", ()):
+        for layer in layer_settings.get("outputs", ()):
             decoder_layer = self._decoder.layers[layer]
             if not hasattr(decoder_layer, "mlp"):
                 raise RuntimeError(
@@ -162,7 +162,7 @@ class WorkerInterventions:
         stored_layer_count = self._layer_count + len(self._changed_layers)
         return int((available_bytes - recording_bytes) * self._layer_count / stored_layer_count)
 
-    def prepare(self, scheduled: Any, token_counts: np.ndarray) -> Any:
+    def prepare(self, scheduler_output: Any, token_counts: np.ndarray) -> Any:
         """List the changes and recordings of the next step, and move positions after gaps.
 
         First the rows of the last step are checked, and sums of complete prompts are written. This
@@ -170,7 +170,7 @@ class WorkerInterventions:
         """
         self.check_rows()
         self._write_sums()
-        inputs = self._prepare_as_vllm(scheduled, token_counts)
+        inputs = self._prepare_as_vllm(scheduler_output, token_counts)
         self._list_chunks(token_counts)
         self._compute_sources()
         self._group_chunks()
@@ -386,18 +386,18 @@ class WorkerInterventions:
             self._store_states(layer, new_states, group.rows.flatten(), metadata.slot_mapping)
         for group in groups:
             slots = group.slots(metadata.block_table, self._block_size)
-            key, value = (stored[slots] for stored in self._stored_states[layer])
+            key, value = (cache[slots] for cache in self._stored_states[layer])
             if group.attention_changes.most_phantoms:
                 group.phantoms = group.phantoms or self._pad_phantoms(group.changes, key)
                 phantom_key, phantom_value = group.phantoms
                 key = torch.cat([key, phantom_key], 1)
                 value = torch.cat([value, phantom_value], 1)
             score_factor = self._attention_module(layer).impl.scale
-            attended = attend_with_changes(
+            attention = attend_with_changes(
                 query[group.rows], key, value, score_factor, group.indices, group.attention_changes
             )
-            attended_rows = attended.view(*group.rows.shape, *output.shape[1:])
-            output[group.rows] = attended_rows.to(output.dtype)
+            changed_rows = attention.view(*group.rows.shape, *output.shape[1:])
+            output[group.rows] = changed_rows.to(output.dtype)
             self.applied_rows += group.rows.numel()
 
     def _store_states(
@@ -413,8 +413,8 @@ class WorkerInterventions:
             self._stored_states[layer] = [
                 tensor.new_zeros(slot_count, *tensor.shape[1:]) for tensor in states
             ]
-        for stored, tensor in zip(self._stored_states[layer], states, strict=True):
-            stored[slot_mapping[rows]] = tensor[rows]
+        for cache, tensor in zip(self._stored_states[layer], states, strict=True):
+            cache[slot_mapping[rows]] = tensor[rows]
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
         """Add the attention of queries of this step, as it is changed, to the recording's sums.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class AnswerTokens(NamedTuple):
     """The token ids of an answer with its end, and of the label between prompt and answer."""
 
-    label: list[int]
-    answer: list[int]
+    label_ids: list[int]
+    answer_ids: list[int]
 
 
 TOKEN_ROLES = (
@@ -62,7 +62,7 @@ class BuiltPrompt:
     """One prompt with its tokens and their positions in its segments.
 
     Attributes:
-        prompt: The segments and turns.
+        requested_prompt: The segments and turns.
         text: The prompt as the model gets it: templated if the layout is `chat` and the tokenizer
             is known.
         answer_prefix: The beginning of the answer, which is the end of the text.
@@ -76,12 +76,12 @@ class BuiltPrompt:
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
         intervention: The changes inside the model while it answers; None for nothing.
-        answers: The answers whose log-probability is measured: the accepted ones, then the others;
-            empty for the endpoint accuracy.
+        answer_tokens: The answers whose log-probability is measured: the accepted ones, then the
+            others; empty for the endpoint accuracy.
         other_answers: The texts of the others.
     """
 
-    prompt: Prompt
+    requested_prompt: Prompt
     text: str
     answer_prefix: str = ""
     spans: Sequence[RoleSpan] = ()
@@ -92,13 +92,13 @@ class BuiltPrompt:
     straddling_tokens: int = 0
     filler_span: tuple[int, int] | None = None
     intervention: list[ResolvedChange] | None = None
-    answers: tuple[AnswerTokens, ...] = ()
+    answer_tokens: tuple[AnswerTokens, ...] = ()
     other_answers: tuple[str, ...] = ()
 
     @property
     def request_length(self) -> int:
         """The tokens of the prompt with its longest answer; 0 if the tokenizer is unknown."""
-        answer_lengths = [len(label) + len(answer) for label, answer in self.answers]
+        answer_lengths = [len(label) + len(answer) for label, answer in self.answer_tokens]
         return len(self.token_ids or ()) + max(answer_lengths, default=0)
 
     @cached_property
@@ -263,7 +263,7 @@ def tokenize_prompt(
             separating_text += f"\n{end_marker}\n\n"
     answer_prefix = separating_text + join_texts(prompt.answer_segments)
     built_prompt = BuiltPrompt(
-        prompt=prompt, text=prompt_text + answer_prefix, answer_prefix=answer_prefix
+        requested_prompt=prompt, text=prompt_text + answer_prefix, answer_prefix=answer_prefix
     )
     if model_tokenizer is None:
         return built_prompt

@@ -38,7 +38,7 @@ _PINNED_TEXT_BY_CODE = {
 # transformers provides this function, and from 5.22 on it turns every function of a caller into a
 # string. So a macro of that name is set before the template. `trim_blocks` removes the newline
 # after the macro, so the template begins a line as before.
-_PINNED_CLOCK = (
+_PINNED_CLOCK_MACRO = (
     "{% macro strftime_now(format) %}{% set pinned = namespace(text=format) %}"
     "{% for code, text in pinned_codes.items() %}"
     "{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
@@ -89,7 +89,7 @@ def choose_template(model_name: str, templates: Any, template_name: object) -> s
 
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
-    turns: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, str]],
     switches: Mapping[str, Any] = {},
 ) -> str:
     """Render a chat by the model's template, with PINNED_DATE as today's date.
@@ -100,19 +100,19 @@ def apply_chat_template(
 
     Args:
         tokenizer: The model's tokenizer.
-        turns: The messages.
+        messages: The messages of the chat.
         switches: The template's own variables, from `template_switches`.
 
     Raises:
-        ModelError: the model has no chat template, or the template fails on these turns.
+        ModelError: the model has no chat template, or the template fails on these messages.
     """
     name = tokenizer.name_or_path or "This model"
     if not tokenizer.chat_template:
         raise ModelError(f"{name} has no chat template, and the layout `chat` needs one.")
     try:
         text = tokenizer.apply_chat_template(
-            list(turns),
-            chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
+            list(messages),
+            chat_template=_PINNED_CLOCK_MACRO + tokenizer.get_chat_template(),
             tokenize=False,
             add_generation_prompt=True,
             pinned_codes=_PINNED_TEXT_BY_CODE,
@@ -130,8 +130,8 @@ def has_system_turn(tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, A
         return True
     system_text = "A-SYSTEM-TURN"
     try:
-        turns = [{"role": "system", "content": system_text}, {"role": "user", "content": "?"}]
-        return system_text in apply_chat_template(tokenizer, turns, switches)
+        messages = [{"role": "system", "content": system_text}, {"role": "user", "content": "?"}]
+        return system_text in apply_chat_template(tokenizer, messages, switches)
     except ModelError:
         return False
 

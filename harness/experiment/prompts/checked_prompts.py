@@ -178,17 +178,20 @@ def _add_answers(
     for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
         label, end = _find_label_and_end(prompt, settings)
         other_answers = settings.other_answers.get(problem.id, ())
-        answers = []
+        answer_tokens = []
         remarks = set()
         for answer_text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
-            answer, is_merged = _tokenize_answer(label, answer_text + end, model_tokenizer)
-            answers.append(answer)
+            tokens, is_merged = _tokenize_answer(label, answer_text + end, model_tokenizer)
+            answer_tokens.append(tokens)
             if is_merged:
                 remarks.add(MERGED_REMARK)
-            if answer_text in other_answers and len(answer.answer) != len(answers[0].answer):
+            _, gold_ids = answer_tokens[0]
+            if answer_text in other_answers and len(tokens.answer_ids) != len(gold_ids):
                 remarks.add(OTHER_LENGTH_REMARK)
         count_by_remark.update(remarks)
-        prompts.append(replace(prompt, answers=tuple(answers), other_answers=other_answers))
+        prompts.append(
+            replace(prompt, answer_tokens=tuple(answer_tokens), other_answers=other_answers)
+        )
     notes = [
         f"{count} of {len(prompts)} gold answers {remark}."
         for remark, count in count_by_remark.items()
@@ -224,14 +227,14 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
     if box_label and "}" not in box_content:
         return "", "}"
     # a template may have a blank between question and answer
-    label = prompt.prompt.blank
+    label = prompt.requested_prompt.blank
     # open reasoning is ended first, because an answer inside it would be part of it
     _, end_marker = find_open_reasoning(prompt.text, settings.reasoning_markers)
     if end_marker:
         label = f"\n{end_marker}\n\n{label}"
     if settings.scored_form == "box":
         return label + BOX_LABEL, "}"
-    return label, prompt.prompt.answer_end
+    return label, prompt.requested_prompt.answer_end
 
 
 def _note_control_tokens(
@@ -332,7 +335,7 @@ def _find_faults(
             is_violation=is_exact,
         )
     if prompt.problem_token_ids != unfilled_prompt.problem_token_ids:
-        roles = [segment.role for segment in prompt.prompt.segments]
+        roles = [segment.role for segment in prompt.requested_prompt.segments]
         examples_phrase = " or its examples'" if "demonstration" in roles else ""
         yield Fault(
             f"{location}: its{examples_phrase} token ids differ from those without a filler."

@@ -355,9 +355,9 @@ def _insert_at_blanks(segments: Segments, index: int, insertion: Segments) -> It
     """Yield the segments with a filler at each single blank between two words of one segment."""
     segment = segments[index]
     for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text):
-        blank = match.start()
-        head = Segment(segment.role, segment.text[:blank])
-        tail = Segment(segment.role, segment.text[blank:])
+        blank_index = match.start()
+        head = Segment(segment.role, segment.text[:blank_index])
+        tail = Segment(segment.role, segment.text[blank_index:])
         # `insertion` ends with a separator; another one stands before the filler
         split_segments = [head, insertion[-1], *insertion, tail]
         yield segments[:index] + split_segments + segments[index + 1 :]

@@ -78,17 +78,17 @@ class ModelTokenizer:
         tokenizer = load_tokenizer(name, arguments)
         templates = tokenizer.chat_template
         tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
-        model = cls(
+        model_tokenizer = cls(
             name=name,
             tokenizer=tokenizer,
             context_length=_find_context_length(name, weights_name, arguments),
             switches=template_switches(arguments),
             template_names=sorted(templates) if isinstance(templates, Mapping) else (),
         )
-        for switch in model.switches:
-            if not re.search(rf"\b{re.escape(switch)}\b", model.template):
+        for switch in model_tokenizer.switches:
+            if not re.search(rf"\b{re.escape(switch)}\b", model_tokenizer.template):
                 raise ConfigError(f"The chat template of {name} reads no switch {switch!r}.")
-        return model
+        return model_tokenizer
 
 
 def _find_context_length(
@@ -265,8 +265,8 @@ def fit_filler(
     match condition:
         case UnitCondition(unit=unit, count=count):
             return (" " if unit.strip() else "").join([unit] * count)
-        case SentenceCondition(sentence=number, count=token_count):
-            return cut_sentence(SENTENCES[number - 1].split(), token_count, count_tokens)
+        case SentenceCondition(sentence=sentence_number, count=token_count):
+            return cut_sentence(SENTENCES[sentence_number - 1].split(), token_count, count_tokens)
         case TextCondition(text=text):
             return text
         case RandomCondition(random_ids=token_count, seed=seed):
