@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BAR_CONDITIONS
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FIGURE_INCHES, FONT_POINTS, LETTER_WIDTH
+from harness.display.figures.figure_style import FIGURE_WIDTH_INCHES, FONT_POINTS, LETTER_WIDTH
 from harness.display.value_texts import visible
 
 QUERIES_BY_DEFINITION = {
@@ -208,7 +208,9 @@ def _draw_bars(axes: Axes, bars: pandas.DataFrame, y_limits: Limits) -> None:
     axes.set_ylim(y_limits)
     # The name of a model is wrapped to the width of its bars: points divided by those of a letter.
     # All bars together take four fifths of the figure's width, and an inch has 72 points.
-    letters_per_line = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
+    letters_per_line = int(
+        0.8 * 72 * FIGURE_WIDTH_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models)
+    )
     wrapped_names = [textwrap.fill(visible(name), letters_per_line) for name in models]
     axes.set_xticks(range(len(models)), wrapped_names)
     interval_text = "\n95 % score interval" if is_measured else ""

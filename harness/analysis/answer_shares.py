@@ -12,7 +12,7 @@ import pandas
 
 from harness.analysis.baseline_comparison import Design, compare_outcomes
 from harness.analysis.outcomes import count_outcomes
-from harness.analysis.verdicts import AT_CHANCE_REASON
+from harness.analysis.verdicts import AT_CHANCE_REASON_START
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, GOLD_FIRST, NATS_MARGIN
 
 ANSWER_COLUMNS = {
@@ -48,7 +48,7 @@ def answer_table(
         count_outcomes(samples, design.by, ANSWER_LOGPROB), nats_design
     )
     # the rows of all three comparisons match, because the samples and contrasts are the same
-    is_at_chance = comparison["unmeasured"].str.startswith(AT_CHANCE_REASON, na=False)
+    is_at_chance = comparison["unmeasured"].str.startswith(AT_CHANCE_REASON_START, na=False)
     return share_comparison.assign(
         answer_share=share_comparison["accuracy"],
         answer_logprob=logprob_comparison["accuracy"],

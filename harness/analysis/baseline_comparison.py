@@ -346,8 +346,8 @@ def _count_flips(baseline_outcomes: Outcomes, outcomes: Outcomes) -> tuple[float
     right_counts = outcomes.right_by_draw
     baseline_right_counts = baseline_outcomes.right_by_draw
     # Each problem has draws x n x n pairs: in a draw, each of its n samples on one side makes a
-    # pair with each of the n on the other side. The denominator is already draws x n.
-    pairs_per_problem = baseline_outcomes.denominator * sample_counts.max()
+    # pair with each of the n on the other side. `samples_per_problem` is draws x n.
+    pairs_per_problem = baseline_outcomes.samples_per_problem * sample_counts.max()
     gains = ((sample_counts - baseline_right_counts) * right_counts).sum() / pairs_per_problem
     losses = (baseline_right_counts * (sample_counts - right_counts)).sum() / pairs_per_problem
     return gains, losses
@@ -368,7 +368,9 @@ def _compare_replicates(
     flips = sum(_count_flips(first_outcomes, repeat_outcomes))
     flips += sum(_count_flips(baseline_outcomes, baseline_repeat_outcomes))
     row: Row = {
-        "aa_difference": 100 * (repeat_changes - changes).mean() / first_outcomes.denominator,
+        "aa_difference": 100
+        * (repeat_changes - changes).mean()
+        / first_outcomes.samples_per_problem,
         "aa_flips": flips / 2,
     }
     completion_counts = repeat_outcomes.completion_counts

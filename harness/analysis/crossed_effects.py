@@ -140,7 +140,7 @@ def measure_error(
     # Clusters differ in size, so the difference is a ratio of two means. It has the standard error
     # of its linearised terms: Cochran (1977), Sampling Techniques, section 6.
     weights = cluster_sizes / cluster_sizes.mean()
-    return crossed_error(difference + weights * (cluster_means - difference))
+    return measure_crossed_error(difference + weights * (cluster_means - difference))
 
 
 def _sum_by_cluster(table: Integers, clusters: Integers) -> Floats:
@@ -148,7 +148,7 @@ def _sum_by_cluster(table: Integers, clusters: Integers) -> Floats:
     return np.array([np.bincount(clusters, row) for row in table])
 
 
-def crossed_error(effects: Floats) -> tuple[float, float]:
+def measure_crossed_error(effects: Floats) -> tuple[float, float]:
     """The standard error of the mean over crossed random effects, and its degrees of freedom.
 
     The variance components of prompts, problems and the residual are those for which the expected
@@ -194,7 +194,7 @@ def _add_terms(terms: Floats, term_degrees: Integers) -> tuple[float, float]:
     larger_index = terms[:2].argmax()
     if terms[larger_index] > variance:
         return terms[larger_index], float(term_degrees[larger_index])
-    # no variance at all: the formula would divide 0 by 0, and `crossed_error` has a minimum
+    # no variance at all: the formula would divide 0 by 0, and `measure_crossed_error` has a minimum
     if variance <= 0:
         return variance, 0.0
     # Satterthwaite's formula

@@ -91,7 +91,7 @@ class Outcomes:
         return np.asarray(self.samples_by_draw.sum(axis=0))
 
     @property
-    def denominator(self) -> int:
+    def samples_per_problem(self) -> int:
         """The number of samples of each problem in `right_counts`; the largest if they differ."""
         return int(self.sample_counts.max())
 
@@ -186,7 +186,8 @@ def _sum_by_draw(
     if score_name in MEAN_SCORES:
         samples[score_name] = frame[SCORE_COLUMN if score_name in TABLE_NUMBERS else score_name]
     if score_name == FRACTION:
-        samples[score_name] *= 100  # in percent
+        # in percent, because `sum_samples` divides by 100, and tables multiply by 100
+        samples[score_name] *= 100
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED_VERDICTS)
     return sum_samples(samples, [*run_columns, "problem", "draw"], score_name)
@@ -251,7 +252,7 @@ def refuse_unpaired(baseline_outcomes: Outcomes, outcomes: Outcomes) -> None:
     # first each condition by itself: one that lacks samples would otherwise be refused below, for
     # another number of samples
     for condition_outcomes in (baseline_outcomes, outcomes):
-        is_incomplete = condition_outcomes.sample_counts < condition_outcomes.denominator
+        is_incomplete = condition_outcomes.sample_counts < condition_outcomes.samples_per_problem
         if is_incomplete.any():
             raise ComparisonError(
                 f"{condition_outcomes.name}: samples are missing: expected "
@@ -266,7 +267,7 @@ def refuse_unpaired(baseline_outcomes: Outcomes, outcomes: Outcomes) -> None:
             f"{baseline_outcomes.condition}: {len(problem_ids)} against {len(baseline_ids)}; only "
             f"one has {unshared_text}. --common compares the problems that both have."
         )
-    if baseline_outcomes.denominator != outcomes.denominator:
+    if baseline_outcomes.samples_per_problem != outcomes.samples_per_problem:
         raise ComparisonError(
             f"{outcomes.name}: expected {baseline_outcomes.repeats} samples per problem as "
             f"the baseline {baseline_outcomes.condition} has, got {outcomes.repeats}."

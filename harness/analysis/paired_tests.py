@@ -15,10 +15,10 @@ from scipy.special import bdtr, betaincinv
 from harness.array_types import Floats, Integers
 from harness.constants import ALPHA, DEFAULT_SEED
 
-EXACT_SIGN_FLIPS = 20_000
+MOST_SAMPLES_FOR_EXACT_P = 20_000
 """If the absolute differences add up to at most this many samples, p is exact. This takes at most a
 second."""
-SIGN_PATTERNS = 10_000
+SIGN_PATTERN_COUNT = 10_000
 """Random sign patterns of an interval, whose ends are then accurate to 2 percent of a standard
 error. If the mean change is exactly 0, there are this many patterns for each direction."""
 
@@ -173,16 +173,18 @@ def _draw_subset_means(cluster_sums: Integers, cluster_sizes: Integers) -> Float
 
 def _draw_plus_counts(counts: Integers) -> Integers:
     """In random sign patterns, how many of `counts` [kind] have a plus: [pattern, kind]."""
-    return np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, (SIGN_PATTERNS, len(counts)))
+    return np.random.default_rng(DEFAULT_SEED).binomial(
+        counts, 0.5, (SIGN_PATTERN_COUNT, len(counts))
+    )
 
 
 def sign_flip_test(differences: npt.ArrayLike) -> float:
     """Two-sided p-value of integers `differences` [problem], if both signs are equally likely.
 
     Convolution gives the exact distribution of the sum of randomly signed integers without a list
-    of all patterns. If the absolute differences add up to more than `EXACT_SIGN_FLIPS`, seeded
-    random patterns replace it: then p = (1 + patterns at least as extreme) / (1 + patterns). For
-    differences of -1, 0 and 1 this is McNemar's exact test.
+    of all patterns. If the absolute differences add up to more than `MOST_SAMPLES_FOR_EXACT_P`,
+    seeded random patterns replace it: then p = (1 + patterns at least as extreme) / (1 + patterns).
+    For differences of -1, 0 and 1 this is McNemar's exact test.
 
     Source:
         Fisher (1935), The Design of Experiments, section 21; distribution by convolution: Pagano
@@ -198,11 +200,11 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     magnitudes //= common_divisor
     observed_sum = abs(int(changes.sum())) // common_divisor
     greatest_sum = int(magnitudes @ counts)
-    if greatest_sum > EXACT_SIGN_FLIPS:
+    if greatest_sum > MOST_SAMPLES_FOR_EXACT_P:
         # a pattern's sum: the magnitudes with a plus less the others = 2 * plus sum - greatest sum
         plus_sums = _draw_plus_counts(counts) @ magnitudes
         extreme_pattern_count = int((np.abs(2 * plus_sums - greatest_sum) >= observed_sum).sum())
-        return (1 + extreme_pattern_count) / (1 + SIGN_PATTERNS)
+        return (1 + extreme_pattern_count) / (1 + SIGN_PATTERN_COUNT)
     # chances[s]: the chance that the magnitudes with a plus add up to s; 0 before the first of them
     chances: Floats = np.ones(1)
     for magnitude, count in zip(magnitudes.tolist(), counts.tolist(), strict=True):
@@ -240,10 +242,10 @@ def holm(p_values: npt.ArrayLike) -> Floats:
         Holm (1979), Scandinavian Journal of Statistics 6:65-70,
         https://www.jstor.org/stable/4615733.
     """
-    p = np.asarray(p_values, dtype=float)
-    adjusted_p = np.full(p.shape, np.nan)
-    test_count = np.count_nonzero(~np.isnan(p))
-    order = np.argsort(p, kind="stable")[:test_count]  # NaN goes last, so it is cut off
-    stepwise_p = np.arange(test_count, 0, -1) * p[order]
-    adjusted_p[order] = np.minimum(1, np.maximum.accumulate(stepwise_p))
-    return adjusted_p
+    raw_p_values = np.asarray(p_values, dtype=float)
+    adjusted_p_values = np.full(raw_p_values.shape, np.nan)
+    test_count = np.count_nonzero(~np.isnan(raw_p_values))
+    order = np.argsort(raw_p_values, kind="stable")[:test_count]  # NaN goes last, so it is cut off
+    stepwise_p_values = np.arange(test_count, 0, -1) * raw_p_values[order]
+    adjusted_p_values[order] = np.minimum(1, np.maximum.accumulate(stepwise_p_values))
+    return adjusted_p_values

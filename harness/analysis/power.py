@@ -13,7 +13,7 @@ from harness.errors import ComparisonError
 
 SIMULATED_RUN_COUNT = 4_000
 """Simulated runs of a plan: the power then has a standard error of at most 0.8 percent."""
-EFFECT_HALVINGS = 12
+EFFECT_HALVING_COUNT = 12
 """Halvings of the range of effects: far finer than the precision of the simulated runs."""
 
 
@@ -140,7 +140,7 @@ def minimal_detectable_effect(**options: Any) -> float:
     high_effect = PlannedComparison(**options).discordance
     if detection_power(high_effect, **options) < POWER:
         return math.nan
-    for _ in range(EFFECT_HALVINGS):
+    for _ in range(EFFECT_HALVING_COUNT):
         middle_effect = (low_effect + high_effect) / 2
         if detection_power(middle_effect, **options) >= POWER:
             high_effect = middle_effect

@@ -75,18 +75,18 @@ def choose_score(frame: pandas.DataFrame, score_name: str | None) -> str | None:
                 f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score_name!r}."
             )
         return GOLD_FIRST
-    scale = _find_scale(frame) if SCORE_COLUMN in frame else None
+    table_score_name = _name_table_score(frame) if SCORE_COLUMN in frame else None
     if not score_name:
-        return scale
+        return table_score_name
     kind, _ = read_score(score_name)
-    if scale:
+    if table_score_name:
         raise ConfigError(f"score {score_name}: expected right or wrong samples, got numbers.")
     if kind == "maj" and SCORE_COLUMN in frame and frame["answer"].isna().all():
         raise ConfigError(f"score {score_name}: expected answers, of which a table has none.")
     return score_name
 
 
-def _find_scale(frame: pandas.DataFrame) -> str | None:
+def _name_table_score(frame: pandas.DataFrame) -> str | None:
     """The scale of a table's scores: `FRACTION`, `NUMBER`, or None if all are 0 or 1.
 
     Raises:

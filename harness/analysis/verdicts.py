@@ -28,11 +28,11 @@ FEWEST_CLUSTERS_OF_NUMBERS = 50
 gains and losses of a size to be equally likely; where log-probabilities are skewed, it finds an
 effect by mistake in up to 36 percent of runs of 15 problems and 10 percent of 50 (`python -m
 benchmarks.nats_calibration`)."""
-FEWEST_GRADED = 0.5
+LEAST_GRADED_SHARE = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
 nothing."""
 
-AT_CHANCE_REASON = "no condition's interval of gold answers that come first lies above"
+AT_CHANCE_REASON_START = "no condition's interval of gold answers that come first lies above"
 """The beginning of a reason that no significant test overrides: such a model does not know which
 answer is right."""
 
@@ -102,7 +102,7 @@ def _choose_verdict(row: Row, *, is_significant: bool) -> str:
     only if the difference is not significant.
     """
     reason = row.get("unmeasured")
-    if reason and (reason.startswith(AT_CHANCE_REASON) or not is_significant):
+    if reason and (reason.startswith(AT_CHANCE_REASON_START) or not is_significant):
         return "unmeasured"
     if not is_significant:
         return "equivalent" if row["within_margin"] else "inconclusive"
@@ -127,7 +127,7 @@ def explain_unmeasured(
     if chance_percent and all(
         setting_row["accuracy_low"] <= chance_percent for setting_row in rows
     ):
-        return f"{AT_CHANCE_REASON} {chance_percent:.3g} %"
+        return f"{AT_CHANCE_REASON_START} {chance_percent:.3g} %"
     if math.isnan(row["p"]):
         return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
     pair_rows = [
@@ -135,7 +135,7 @@ def explain_unmeasured(
         for setting_row in rows
         if setting_row["condition"] in (row["condition"], row["baseline"])
     ]
-    if min(pair_row["graded"] for pair_row in pair_rows) < 100 * FEWEST_GRADED:
+    if min(pair_row["graded"] for pair_row in pair_rows) < 100 * LEAST_GRADED_SHARE:
         return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right
     for end_column, percent in (("accuracy_low", 0), ("accuracy_high", 100)):

@@ -374,7 +374,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             extremes_text = f"most in {_describe_endings(most_row)}"
             if least_row is not most_row:
                 extremes_text = f"least in {_describe_endings(least_row)}; {extremes_text}"
-            yield f"Not graded{setting_text}: {extremes_text}. {_advise(most_row)}"
+            yield f"Not graded{setting_text}: {extremes_text}. {_advise_on_endings(most_row)}"
 
 
 def _describe_special_samples(rows: Sequence[Row], setting_text: str) -> Iterator[str]:
@@ -389,7 +389,7 @@ def _describe_special_samples(rows: Sequence[Row], setting_text: str) -> Iterato
             yield f"Samples {phrase}{setting_text}: {', '.join(count_texts)}."
 
 
-def _advise(row: Row) -> str:
+def _advise_on_endings(row: Row) -> str:
     """What a user can do about the most frequent ending of the ungraded samples of a row."""
     ending = max(COLUMN_BY_ENDING, key=lambda ending: row[COLUMN_BY_ENDING[ending].field_names])
     # a higher limit helps only if most of the unfinished reasoning was cut off by it

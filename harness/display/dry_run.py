@@ -35,7 +35,7 @@ detected, the next share is assumed."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
-COPY_DIFFERENCES = re.compile(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)")
+COPY_DIFFERENCE_PATTERN = re.compile(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)")
 r"""What may differ between copies of a question: spaces of formulas (`\,`), signs around formulas
 (`$`, `\(`, `\[`), and a blank unless it separates two words."""
 
@@ -167,13 +167,13 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
 def _note_copies(problems: Sequence[Problem]) -> Iterator[str]:
     """A note on probable copies among the questions, which would count as independent problems.
 
-    They have the same answer, and differ only in case and in COPY_DIFFERENCES.
+    They have the same answer, and differ only in case and in COPY_DIFFERENCE_PATTERN.
     """
     # without a `cluster` in the data, the key is the question
     questions_and_answers = {(problem.cluster_key, problem.answer) for problem in problems}
     # copies become equal, so a set contains them once
     simplified_pairs = {
-        (COPY_DIFFERENCES.sub("", question).casefold(), answer)
+        (COPY_DIFFERENCE_PATTERN.sub("", question).casefold(), answer)
         for question, answer in questions_and_answers
     }
     if copy_count := len(questions_and_answers) - len(simplified_pairs):

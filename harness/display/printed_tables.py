@@ -16,7 +16,7 @@ from harness.display.value_texts import EN_DASH, MINUS, visible
 
 TABLE_WIDTH = 80
 """The usual width of a terminal, to which notes are fitted, and tables unless it is wider."""
-NOTE_LINES = 5
+MOST_NOTE_LINES = 5
 """The most lines of notes besides warnings below a table in plain text without `--explain`."""
 
 
@@ -128,10 +128,10 @@ class Table:
 
     @property
     def short_notes(self) -> list[str]:
-        """All warnings, and those remarks and legends that together fit into NOTE_LINES."""
+        """All warnings, and those remarks and legends that together fit into MOST_NOTE_LINES."""
         fitting_notes: list[str] = []
         for note in (*self.remarks, *self.legends):
-            if fold([*fitting_notes, note]).count("\n") < NOTE_LINES:
+            if fold([*fitting_notes, note]).count("\n") < MOST_NOTE_LINES:
                 fitting_notes.append(note)
         return [*self.warnings, *fitting_notes]
 

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from harness.errors import print_message
 
-LEAST_GRADED_SHARE = 0.9
+GRADED_SHARE_FOR_ACCURACY = 0.9
 """Progress shows the accuracy once this share of the finished samples is graded."""
-LOG_SECONDS = 30.0
+SECONDS_BETWEEN_LINES = 30.0
 """The time between two lines of progress in a log."""
 
 TOTAL_BAR_NAME = "all"
@@ -69,7 +69,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
             bars.update(bar_id, completed=finished, total=total)
             if bars.disable and time.monotonic() >= next_line_time:
                 print_message(f"{title}: {finished} of {total}")
-                next_line_time = time.monotonic() + LOG_SECONDS
+                next_line_time = time.monotonic() + SECONDS_BETWEEN_LINES
 
         yield update_bar
 
@@ -118,7 +118,7 @@ class Progress:
 
     def print_line_if_due(self) -> None:
         """Print a line if there are no bars and the last line is old enough."""
-        if self._bars.disable and time.monotonic() - self._last_line_time >= LOG_SECONDS:
+        if self._bars.disable and time.monotonic() - self._last_line_time >= SECONDS_BETWEEN_LINES:
             self.print_line()
 
     def print_line(self) -> None:
@@ -227,6 +227,6 @@ def _format_accuracy(task: Task) -> str:
     Answers that equal the gold's text are graded before all others, so an early accuracy would be
     too high.
     """
-    if task.fields["graded"] <= LEAST_GRADED_SHARE * task.completed:
+    if task.fields["graded"] <= GRADED_SHARE_FOR_ACCURACY * task.completed:
         return "-"
     return f"{task.fields['correct'] / task.fields['graded']:.1%}"

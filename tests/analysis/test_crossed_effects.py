@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from harness.analysis.crossed_effects import (
-    crossed_error,
     estimate_over_draws,
+    measure_crossed_error,
 )
 from tests.make import with_cases
 
@@ -12,11 +12,11 @@ def test_the_error_for_new_prompts_is_that_of_crossed_random_effects():
     """Without variance between problems and no residual it is Student's interval over prompts."""
     of_prompts = np.array([[0.01], [0.03], [0.05], [0.02]])
     error = of_prompts.std(ddof=1) / 2
-    assert crossed_error(np.repeat(of_prompts, 50, axis=1)) == pytest.approx((error, 3))
+    assert measure_crossed_error(np.repeat(of_prompts, 50, axis=1)) == pytest.approx((error, 3))
     of_problems = np.random.default_rng(2).normal(size=(1, 80))
     error = of_problems.std(ddof=1) / np.sqrt(80)
-    assert crossed_error(np.repeat(of_problems, 5, axis=0)) == pytest.approx((error, 79))
-    assert crossed_error(np.zeros((4, 30))) == (0, 1)
+    assert measure_crossed_error(np.repeat(of_problems, 5, axis=0)) == pytest.approx((error, 79))
+    assert measure_crossed_error(np.zeros((4, 30))) == (0, 1)
 
 
 @with_cases
@@ -27,7 +27,7 @@ def test_prompts_limit_the_degrees_of_freedom_if_their_variance_is_not_small(rat
     noise -= noise.mean(axis=1, keepdims=True) + noise.mean(axis=0) - noise.mean()
     # the variances of the means over prompts and over problems have this ratio
     prompts *= np.sqrt(ratio * problems.var(ddof=1) / 12 / (prompts.var(ddof=1) / 5))
-    _, freedom = crossed_error(prompts[:, None] + problems + 0.1 * noise)
+    _, freedom = measure_crossed_error(prompts[:, None] + problems + 0.1 * noise)
     assert freedom == 4 if ratio > 0.7 else freedom > 5
 
 
@@ -39,14 +39,14 @@ def test_the_variance_components_are_those_of_the_textbook_also_where_cells_are_
     residuals = effects - rows[:, None] - columns + effects.mean()
     variance = rows.var(ddof=1) / 6 + columns.var(ddof=1) / 20
     variance -= (residuals**2).sum() / (5 * 19) / 120
-    assert crossed_error(effects)[0] == pytest.approx(np.sqrt(variance))
+    assert measure_crossed_error(effects)[0] == pytest.approx(np.sqrt(variance))
     variances, means = [], []
     is_missing = (np.arange(20) + np.arange(6)[:, None]) % 6 >= 3
     for _ in range(2000):
         effects = 0.5 * rng.normal(size=(6, 1)) + 0.5 * rng.normal(size=20)
         effects = np.where(is_missing, np.nan, effects + rng.normal(size=(6, 20)))
         means.append(np.nanmean(effects))
-        variances.append(crossed_error(effects)[0] ** 2)
+        variances.append(measure_crossed_error(effects)[0] ** 2)
     assert np.mean(variances) == pytest.approx(np.var(means), rel=0.15)
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from harness import Run, load_run
-from harness.analysis.crossed_effects import crossed_error
+from harness.analysis.crossed_effects import measure_crossed_error
 from harness.analysis.other_texts import (
     TEXT_COLUMNS,
     estimate_spread,
@@ -60,7 +60,7 @@ def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placem
     ((_, by_condition),) = by_setting.items()
     is_right = {name: outcomes.right_counts for name, (outcomes,) in by_condition.items()}
     effects = np.array([is_right["mless"] - is_right[name] for name in sentences], dtype=float)
-    row, (error, _) = table.iloc[0], crossed_error(effects)
+    row, (error, _) = table.iloc[0], measure_crossed_error(effects)
     assert row["difference"] == pytest.approx(100 * effects.mean())
     assert row["new_high"] - row["new_low"] > 2 * 1.96 * 100 * error
     base = is_right["wo"].mean()

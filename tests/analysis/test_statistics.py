@@ -54,7 +54,7 @@ def test_sign_flips_are_all_sign_patterns(differences):
 
 @with_cases
 def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero(monkeypatch, differences):
-    monkeypatch.setattr(paired_tests, "EXACT_SIGN_FLIPS", 0)
+    monkeypatch.setattr(paired_tests, "MOST_SAMPLES_FOR_EXACT_P", 0)
     error = math.sqrt(0.05 * 0.95 / 10_000)
     assert sign_flip_test(differences) == pytest.approx(1726 / 2**15, abs=4 * error)
     assert sign_flip_test([5] * 60) == 1 / 10_001

@@ -93,7 +93,7 @@ def test_a_log_has_a_line_per_interval_and_one_at_the_end(capsys, monkeypatch):
         progress.count_finished("wo", 10)
         progress.print_line_if_due()
         assert capsys.readouterr().err == ""
-        monkeypatch.setattr(progress_module, "LOG_SECONDS", 0.0)
+        monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
         progress.print_line_if_due()
         assert capsys.readouterr().err.startswith("mless: 1/2 samples, ")
         progress.count_finished("wo", None)

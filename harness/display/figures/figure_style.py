@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from harness.display.value_texts import label, name_character, visible
 from harness.runs.stored_files import explain_write_errors
 
-FIGURE_INCHES, FONT_POINTS = 4.6, 7.5
+FIGURE_WIDTH_INCHES, FONT_POINTS = 4.6, 7.5
 """The width of every figure, and the size of all its text in points.
 
 In a window of 400 pixels the text is 9 pixels high.
@@ -26,7 +26,7 @@ NAME_LINE_LETTERS = 24
 """The most letters in a line of a name."""
 LETTER_WIDTH = 0.54
 """The width of an average letter, in font sizes."""
-NOTE_LINE_LETTERS = int(0.98 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS))
+NOTE_LINE_LETTERS = int(0.98 * 72 * FIGURE_WIDTH_INCHES / (LETTER_WIDTH * FONT_POINTS))
 """The most letters in a line of the note: 98 % of the width, in which an inch has 72 points."""
 LINE_HEIGHT = 1.35 * FONT_POINTS / 72
 """The height of a line of text, in inches."""
@@ -65,8 +65,10 @@ LOOKS = {
 """The study's conditions and those of `make demo`. Colour-blind people can distinguish the colours,
 and their contrast to white is at least 3 to 1."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
+"""The colours of text, of secondary text and reference lines, and of grid lines."""
 _SPARE_LOOKS, _SPARE_MARKERS = [*LOOKS.values()][4:], "hpDXP"
-"""Colours and dashes, and markers, of conditions that are not in LOOKS."""
+"""Colours and dashes, and markers, of conditions that are not in LOOKS. They leave out the looks of
+the study's own four conditions, which many figures show beside them."""
 
 
 def choose_looks(conditions: Iterable[Any]) -> dict[str, Look]:
@@ -127,7 +129,7 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
     with matplotlib.rc_context(_MATPLOTLIB_SETTINGS):
         # the height already has room for the first line of the note
         height += LINE_HEIGHT * note.count("\n")
-        figure = Figure(figsize=(FIGURE_INCHES, height), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH_INCHES, height), layout="constrained")
         yield figure
         handle_by_name = {}
         for axes in figure.axes:
@@ -138,7 +140,9 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
             # a line of 4 font sizes stands before each name
             entry_letters = max(map(len, handle_by_name)) + 4 / LETTER_WIDTH
             # the letters that fit into the width, divided by those of an entry
-            column_count = int(72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS * entry_letters))
+            column_count = int(
+                72 * FIGURE_WIDTH_INCHES / (LETTER_WIDTH * FONT_POINTS * entry_letters)
+            )
             figure.legend(
                 handle_by_name.values(),
                 handle_by_name,

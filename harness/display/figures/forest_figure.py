@@ -39,10 +39,10 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
     )
     if table["aa_difference"].notna().any():
         note += " A/A: the difference of the repeat runs minus the first; completions that differ."
-    if families := dict.fromkeys(chain.from_iterable(row.bands for row in rows)):
+    if family_names := dict.fromkeys(chain.from_iterable(row.bands for row in rows)):
         note += (
             f" Grey bands: {LEVEL_TEXT} range of one more text of the filler's length "
-            f"({', then '.join(families)})."
+            f"({', then '.join(family_names)})."
         )
     # models can have different baselines
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
@@ -75,11 +75,11 @@ def _make_setting_rows(
             is_filled=False,
         )
     for row in table[table["role"] != "baseline"].to_dict("records"):
-        families = find_families(text_rows, row)
-        yield _make_contrast_row(row, look_by_condition[row["condition"]], families)
+        family_rows = find_families(text_rows, row)
+        yield _make_contrast_row(row, look_by_condition[row["condition"]], family_rows)
 
 
-def _make_contrast_row(row: Mapping[Any, Any], look: Look, families: Sequence[Row]) -> FigureRow:
+def _make_contrast_row(row: Mapping[Any, Any], look: Look, family_rows: Sequence[Row]) -> FigureRow:
     """The row of a contrast: the difference with its interval, before the ranges of other texts.
 
     The mark is filled if the difference is significant.
@@ -87,7 +87,7 @@ def _make_contrast_row(row: Mapping[Any, Any], look: Look, families: Sequence[Ro
     Args:
         row: The row of the comparison.
         look: Colour and marker of its condition.
-        families: The rows of `text_table` for this contrast.
+        family_rows: The rows of `text_table` for this contrast.
     """
     # without a verdict the role says why there is none
     verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
@@ -98,9 +98,9 @@ def _make_contrast_row(row: Mapping[Any, Any], look: Look, families: Sequence[Ro
         "verdict": verdict,
     }
     bands = {
-        family["kind"]: (family["range_low"], family["range_high"])
-        for family in families
-        if family["place"] != NOT_SHOWN
+        family_row["kind"]: (family_row["range_low"], family_row["range_high"])
+        for family_row in family_rows
+        if family_row["place"] != NOT_SHOWN
     }
     return FigureRow(
         wrapped_label(row["condition"]),

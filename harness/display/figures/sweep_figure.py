@@ -51,15 +51,17 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, Sweep]
             unfilled_condition_by_changes.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
             description = condition.describe()
-            filler = SweptFiller(
+            swept_filler = SweptFiller(
                 description["filler"], description["placement"], condition.other_changes
             )
             # a later condition of the same length has the same prompt, so the first stands for both
-            sweep_by_filler.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
-    sweeps = {filler: sweep for filler, sweep in sweep_by_filler.items() if len(sweep) > 1}
-    for filler, sweep in sweeps.items():
-        if filler.other_changes in unfilled_condition_by_changes:
-            sweep[0] = unfilled_condition_by_changes[filler.other_changes]
+            sweep_by_filler.setdefault(swept_filler, {}).setdefault(condition.filler_tokens, name)
+    sweeps = {
+        swept_filler: sweep for swept_filler, sweep in sweep_by_filler.items() if len(sweep) > 1
+    }
+    for swept_filler, sweep in sweeps.items():
+        if swept_filler.other_changes in unfilled_condition_by_changes:
+            sweep[0] = unfilled_condition_by_changes[swept_filler.other_changes]
     return sweeps
 
 
@@ -79,7 +81,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     # the distance between intervals at the same length, 1.2 % of the axis
     shift_step = 0.012 * max(map(max, sweeps.values()))
     # the legend has only the texts of fillers that agree in placement and other changes
-    fillers_differ_beyond_text = len({filler[1:] for filler in sweeps}) > 1
+    fillers_differ_beyond_text = len({swept_filler[1:] for swept_filler in sweeps}) > 1
     note = (
         f"Lines: {LEVEL_TEXT} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that "
         "would cover each other are moved apart a little."
@@ -91,13 +93,13 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             axes.set_ylabel(f"Difference from {baseline_label} (points)")
             tidy(axes, grid="y")
             axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-            for index, (filler, sweep) in enumerate(sweeps.items()):
+            for index, (swept_filler, sweep) in enumerate(sweeps.items()):
                 # the shifts of the lines are one step apart, and their mean is 0
                 shift = shift_step * (index - (len(sweeps) - 1) / 2)
                 # a line looks like its first condition, which has this look in all figures
                 look = look_by_condition[next(iter(sweep.values()))]
                 plotted_rows = _select_points(rows, sweep, shift)
-                legend_fields = filler if fillers_differ_beyond_text else [filler.text]
+                legend_fields = swept_filler if fillers_differ_beyond_text else [swept_filler.text]
                 # a filler without other changes has an empty text for them
                 spelt_fields = map(spell_filler, filter(None, legend_fields))
                 _draw_filler_line(axes, plotted_rows, look, wrapped_label(", ".join(spelt_fields)))
