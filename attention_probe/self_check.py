@@ -96,11 +96,11 @@ def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     }
 
 
-def largest_difference(sums: SumsByLayer, reference_sums: SumsByLayer) -> float:
+def largest_difference(sums: SumsByLayer, compared_sums: SumsByLayer) -> float:
     """The largest difference between the two mean weights of a key, over its later queries.
 
     It is taken over all layers and keys but the last key, which has no later query.
     """
-    differences = torch.stack([sums[layer] - reference_sums[layer] for layer in sums])[..., :-1]
+    differences = torch.stack([sums[layer] - compared_sums[layer] for layer in sums])[..., :-1]
     later_query_counts = torch.arange(differences.shape[-1], 0, -1, device=differences.device)
     return float((differences / later_query_counts).abs().max())

@@ -151,7 +151,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
 def _draw_marks(
     axes_pair: Sequence[Axes],
     table: pandas.DataFrame,
-    quantities: list[str],
+    quantity_names: list[str],
     x: Floats,
     shift: float,
 ) -> None:
@@ -167,7 +167,7 @@ def _draw_marks(
         (level_axes, STUDY_CONDITION, studied_look, x + shift),
         (change_axes, _CONTRAST_NAME, studied_look, x),
     ):
-        mean, low, high = 100 * _read_intervals(table, quantities, condition)
+        mean, low, high = 100 * _read_intervals(table, quantity_names, condition)
         label = figure_style.wrapped_label(condition) if axes is level_axes else None
         axes.vlines(positions, low, high, color=look.colour, linewidth=0.9)
         axes.plot(positions, mean, look.marker, color=look.colour, markersize=2, label=label)
@@ -197,17 +197,17 @@ def _draw_histogram(axes_pair: Sequence[Axes], table: pandas.DataFrame) -> None:
 
 def _draw_token_classes(axes_pair: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
     """Draw the share of activations near zero of each token class, and its change."""
-    quantities = [f"near_zero_{name}_c{c:g}" for name in TOKEN_CLASSES]
+    quantity_names = [f"near_zero_{name}_c{c:g}" for name in TOKEN_CLASSES]
     positions = np.arange(len(TOKEN_CLASSES), dtype=np.float64)
-    _draw_marks(axes_pair, table, quantities, positions, 0.1)
+    _draw_marks(axes_pair, table, quantity_names, positions, 0.1)
     # only the lower axes name the classes
     for axes, labels in zip(axes_pair, ([], TOKEN_CLASSES), strict=True):
         axes.set_xticks(positions, labels)
         axes.set_xlim(-0.5, len(TOKEN_CLASSES) - 0.5)
 
 
-def _read_intervals(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:
+def _read_intervals(table: pandas.DataFrame, quantity_names: list[str], condition: str) -> Floats:
     """Mean, low and high of quantities, [3, row]. A histogram has a row for each bin."""
-    rows = table[table["condition"] == condition].set_index("quantity").loc[quantities]
+    rows = table[table["condition"] == condition].set_index("quantity").loc[quantity_names]
     intervals: Floats = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64)
     return intervals.T

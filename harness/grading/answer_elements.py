@@ -67,9 +67,9 @@ def split_atoms(text: str) -> Iterator[str]:
 
 def _split_entries(text: str) -> list[str]:
     """The entries of a matrix, tuple, interval or set, or the terms of a ratio."""
-    matrix = MATRIX.fullmatch(text)
-    if matrix:
-        return [*chain.from_iterable(split_matrix(matrix))]
+    matrix_match = MATRIX.fullmatch(text)
+    if matrix_match:
+        return [*chain.from_iterable(split_matrix(matrix_match))]
     bracket_pair, content = read_brackets(text)
     return split_outside_brackets(content, ELEMENT_SEPARATORS if bracket_pair else COLONS).pieces
 
@@ -170,11 +170,13 @@ def _choose_signs(text: str) -> Iterator[str]:
         yield "".join(chain(*zip_longest(pieces[::2], chosen_signs, fillvalue="")))
 
 
-def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
+def split_matrix(matrix_match: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign before the matrix."""
-    row_texts, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), frozenset(ROW_END))
+    row_texts, _ = split_outside_brackets(
+        matrix_match["rows"].removesuffix(ROW_END), frozenset(ROW_END)
+    )
     rows = [split_outside_brackets(row_text, frozenset("&")).pieces for row_text in row_texts]
-    factor = matrix["factor"]
+    factor = matrix_match["factor"]
     if not factor:
         return rows
     # Factor and entry get brackets, because an entry may be a sum: 2 times 1+x is `(2)*(1+x)`. A

@@ -85,14 +85,14 @@ def same_mathematics(answer: str, target: str) -> bool:
     compare = _same_list if is_ambiguous else _same_answer
     if any(starmap(compare, product(answer_readings, target_readings))):
         return True
-    option = _OPTION.fullmatch(in_plain_notation(answer))
-    return option is not None and _same_option(option, target)
+    option_match = _OPTION.fullmatch(in_plain_notation(answer))
+    return option_match is not None and _same_option(option_match, target)
 
 
-def _same_option(option: re.Match[str], target: str) -> bool:
+def _same_option(option_match: re.Match[str], target: str) -> bool:
     """Whether a choice with its text, such as `(B) 5`, is the target B or 5."""
     # only the groups of the alternative that matched have a text
-    letter, option_text = filter(None, option.groups())
+    letter, option_text = filter(None, option_match.groups())
     # `(B) or (C)` leaves open which choice is meant
     if SEVERAL_ANSWERS.search(option_text):
         return False
@@ -313,21 +313,22 @@ def _same_matrix(answer: str, target: str) -> bool | None:
 
     None if neither text is a matrix.
     """
-    matrices = [*filter(None, map(MATRIX.fullmatch, (answer, target)))]
-    if not matrices:
+    matrix_matches = [*filter(None, map(MATRIX.fullmatch, (answer, target)))]
+    if not matrix_matches:
         return None
     # a matrix is different from a text that is not one
-    if len(matrices) == 1:
+    if len(matrix_matches) == 1:
         return False
-    bracket_kinds = {matrix["kind"] for matrix in matrices}
+    bracket_kinds = {matrix_match["kind"] for matrix_match in matrix_matches}
     # a factor before a determinant multiplies its value, not its entries
     is_scaled_determinant = any(
-        matrix["factor"] and matrix["kind"] in ("v", "V") for matrix in matrices
+        matrix_match["factor"] and matrix_match["kind"] in ("v", "V")
+        for matrix_match in matrix_matches
     )
     # Parentheses, brackets and no brackets mean the same. Bars (v, V) and braces (B) do not.
     if is_scaled_determinant or (len(bracket_kinds) > 1 and bracket_kinds & set("vVB")):
         return False
-    answer_rows, target_rows = map(split_matrix, matrices)
+    answer_rows, target_rows = map(split_matrix, matrix_matches)
     if [*map(len, answer_rows)] != [*map(len, target_rows)]:
         return False
     return all(map(_same_answer, chain(*answer_rows), chain(*target_rows)))

@@ -411,7 +411,7 @@ def _join_digit_group(match: re.Match[str]) -> str:
     return re.sub(r"\D", "", group)
 
 
-def _separates_entries(digit_group: re.Match[str]) -> bool:
+def _separates_entries(digit_group_match: re.Match[str]) -> bool:
     """Whether the commas of a digit group separate the entries of a list.
 
     The nearest mark outside the group decides, on its left and on its right; a mark is a comma, a
@@ -423,10 +423,10 @@ def _separates_entries(digit_group: re.Match[str]) -> bool:
 
     Otherwise they group digits, as in `1,000` and `(1,000, 2)`.
     """
-    text = digit_group.string
+    text = digit_group_match.string
     matches = (
-        _REVERSED_BEGINNING_OF_ENTRY.match(text[: digit_group.start()][::-1]),
-        _REST_OF_ENTRY.match(text, digit_group.end()),
+        _REVERSED_BEGINNING_OF_ENTRY.match(text[: digit_group_match.start()][::-1]),
+        _REST_OF_ENTRY.match(text, digit_group_match.end()),
     )
     # a side without a match has another mark, or none
     nearest_marks = [match[1] for match in matches if match]

@@ -63,15 +63,15 @@ def same_quantity(answer: str, target: str) -> bool:
     target_value, target_unit = split_unit(target)
     if not units_agree(unit, target_unit):
         return False
-    numeral = NUMERAL_WITH_BASE.fullmatch(value)
-    target_numeral = NUMERAL_WITH_BASE.fullmatch(target_value)
-    if numeral and target_numeral:
-        return _digits_and_base(numeral) == _digits_and_base(target_numeral)
-    if target_numeral:
+    numeral_match = NUMERAL_WITH_BASE.fullmatch(value)
+    target_numeral_match = NUMERAL_WITH_BASE.fullmatch(target_value)
+    if numeral_match and target_numeral_match:
+        return _digits_and_base(numeral_match) == _digits_and_base(target_numeral_match)
+    if target_numeral_match:
         # a unit is not a base: `52\text{ cm}` is not `52_8`
-        return not unit and value == target_numeral[1]
-    if numeral:
-        digits, base = _digits_and_base(numeral)
+        return not unit and value == target_numeral_match[1]
+    if numeral_match:
+        digits, base = _digits_and_base(numeral_match)
         return base == "10" and _same_formula(digits, target_value)
     if ("%" in unit) != ("%" in target_unit):
         return _same_but_for_percent_sign(value, unit, target_value, target_unit)
@@ -94,9 +94,9 @@ def _same_but_for_percent_sign(value: str, unit: str, target_value: str, target_
     return target_unit == "%" and _same_formula(value, f"({target_value})/100")
 
 
-def _digits_and_base(numeral: re.Match[str]) -> tuple[str, str]:
+def _digits_and_base(numeral_match: re.Match[str]) -> tuple[str, str]:
     """The digits of a numeral, and its base as a number in digits: `52_{eight}` has the base 8."""
-    digits, base = filter(None, numeral.groups())
+    digits, base = filter(None, numeral_match.groups())
     return digits, in_digits(base)
 
 
@@ -106,8 +106,8 @@ def integer_value(text: str) -> int:
     Raises:
         ValueError: A text is not an integer, or has a digit or a base that does not exist.
     """
-    numeral = NUMERAL_WITH_BASE.fullmatch(text)
-    digits, base = _digits_and_base(numeral) if numeral else (text, "10")
+    numeral_match = NUMERAL_WITH_BASE.fullmatch(text)
+    digits, base = _digits_and_base(numeral_match) if numeral_match else (text, "10")
     return int(digits, int(base))
 
 
