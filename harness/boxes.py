@@ -26,9 +26,9 @@ _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 
 
 class _Box(NamedTuple):
-    """A box: its token, as matched by _BOX_TOKEN, and where its content starts and ends."""
+    """A box: the match of _BOX_TOKEN that opens it, and where its content starts and ends."""
 
-    token: re.Match[str]
+    match: re.Match[str]
     start: int
     end: int
 
@@ -50,7 +50,7 @@ def read_boxes(text: str) -> list[str]:
             continue
         content = text[box.start : box.end]
         # if the backslash of the box is doubled, all backslashes are
-        if box.token[0].startswith("\\\\"):
+        if box.match[0].startswith("\\\\"):
             content = content.replace("\\\\", "\\")
         if inner_box := _INNER_BOX.fullmatch(content):
             content = inner_box[1]
@@ -64,7 +64,7 @@ def _find_boxes(text: str) -> list[_Box]:
     Open braces are on a stack, and each closing brace closes the last of them. If that brace opened
     a box, its content ends here. One pass takes linear time, whatever the nesting.
     """
-    # for each open brace the token of the box that it opened, or None if it opened no box
+    # for each open brace the match of the box that it opened, or None if it opened no box
     open_braces: list[re.Match[str] | None] = []
     boxes: list[_Box] = []
     first_box_position = text.find("box")
@@ -83,10 +83,10 @@ def _find_boxes(text: str) -> list[_Box]:
             open_braces.append(None)
         # escaped braces, and a closing brace without an open one, are skipped
         elif token == "}" and open_braces:
-            box_token = open_braces.pop()
-            if box_token is None:
+            box_match = open_braces.pop()
+            if box_match is None:
                 continue
-            box = _Box(box_token, box_token.end(), match.start())
+            box = _Box(box_match, box_match.end(), match.start())
             # boxes that were closed inside this content are a part of it
             while boxes and boxes[-1].start > box.start:
                 boxes.pop()

@@ -60,7 +60,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     if len(log_grades):
         listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
         table_title = "The first on which they differ"
-    lines = [_summarise(grades, log_grades)]
+    lines = [_summarise_grades(grades, log_grades)]
     for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
         count_texts = [f"{name} {count}" for name, count in grades[column].value_counts().items()]
         lines.append(f"{heading}: {', '.join(count_texts)}.")
@@ -79,7 +79,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _summarise(grades: pandas.DataFrame, log_grades: pandas.DataFrame) -> str:
+def _summarise_grades(grades: pandas.DataFrame, log_grades: pandas.DataFrame) -> str:
     """The share of samples that are right by mless, and by the log's metric if it has one.
 
     Args:

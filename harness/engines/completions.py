@@ -109,10 +109,10 @@ def _read_text(output: Any, tokenizer: Any) -> str:
     token_ids = list(vllm_completion.token_ids)
     if vllm_completion.finish_reason == "stop":
         del token_ids[-1]  # the end token, which is not part of the text
-    return _decode(token_ids, output.prompt_token_ids, tokenizer)
+    return _decode_tokens(token_ids, output.prompt_token_ids, tokenizer)
 
 
-def _decode(token_ids: list[int], prompt_token_ids: Any, tokenizer: Any) -> str:
+def _decode_tokens(token_ids: list[int], prompt_token_ids: Any, tokenizer: Any) -> str:
     """The text that vLLM gives if it decodes each token as soon as it is generated.
 
     To decode all tokens at once takes a third of the time, so this is tried first.
@@ -134,9 +134,9 @@ def _decode(token_ids: list[int], prompt_token_ids: Any, tokenizer: Any) -> str:
     # `text` is None if the last bytes only begin a character, and it has the replacement character
     # for bytes that make no character
     if text is not None and "\ufffd" not in text:
-        is_added = [token_id in detokenizer.added_token_ids for token_id in token_ids]
+        is_added_by_position = [token_id in detokenizer.added_token_ids for token_id in token_ids]
         # vLLM would put no space between two added tokens that follow each other
-        if (True, True) not in pairwise(is_added):
+        if (True, True) not in pairwise(is_added_by_position):
             return text
     # a new detokenizer, because the first one has already taken the tokens
     detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)

@@ -68,7 +68,7 @@ class EnginePool:
         self._engines: list[_Engine] = []
         self._queue: deque[tuple[int, Request]] = deque()
         """The requests that no engine has, with their numbers."""
-        self._fruitless_starts = 0
+        self._fruitless_start_count = 0
         """Starts in a row that gave no sample."""
 
     @property
@@ -130,7 +130,7 @@ class EnginePool:
     @property
     def _may_start(self) -> bool:
         """Whether engines may still be started."""
-        return self._fruitless_starts < MOST_FRUITLESS_STARTS
+        return self._fruitless_start_count < MOST_FRUITLESS_STARTS
 
     def _start_engines(self, target_count: int) -> None:
         """Start engines until there are `target_count`.
@@ -197,7 +197,7 @@ class EnginePool:
         """Remove finished requests from their engine, and return them with their completions."""
         # the start of an engine that gives its first sample ends the row of fruitless starts
         if completions and not engine.has_finished_samples:
-            self._fruitless_starts = 0
+            self._fruitless_start_count = 0
             engine.has_finished_samples = True
         return [
             (engine.request_by_number.pop(int(completion.request_id)), completion)
@@ -215,9 +215,9 @@ class EnginePool:
         self._queue.extendleft(reversed(engine.request_by_number.items()))
         # an engine that gave samples before it was lost shows that the engines can work
         if engine.has_finished_samples:
-            self._fruitless_starts = 0
+            self._fruitless_start_count = 0
         else:
-            self._fruitless_starts += 1
+            self._fruitless_start_count += 1
         if self._may_start:
             consequence = "another is started in its place"
         elif self._engines:

@@ -162,9 +162,9 @@ class ServedModel:
         self._last_reply_time = loop.time()
         request_by_call: dict[ServerCall, Request] = {}
         failures = []
-        failures_in_a_row = 0
+        consecutive_failure_count = 0
         try:
-            while failures_in_a_row < MOST_FAILURES_IN_A_ROW:
+            while consecutive_failure_count < MOST_FAILURES_IN_A_ROW:
                 free_slot_count = self._arguments.num_concurrent - len(request_by_call)
                 for request in islice(unsent_requests, free_slot_count):
                     request_by_call[loop.create_task(self._generate(request))] = request
@@ -184,10 +184,10 @@ class ServedModel:
                     request = request_by_call.pop(call)
                     try:
                         completions.append((request, call.result()))
-                        failures_in_a_row = 0
+                        consecutive_failure_count = 0
                     except EngineError as error:
                         failures.append((request, error))
-                        failures_in_a_row += 1
+                        consecutive_failure_count += 1
                 yield completions
         finally:
             # also after an error or an interruption, so that the server does not go on generating

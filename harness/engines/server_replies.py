@@ -30,13 +30,13 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     Returns:
         None if the reply is not from a model: an error of the server, or a gateway's page.
     """
-    error_code = str(_find(body, "error", "code"))
+    error_code = str(_find_value(body, "error", "code"))
     if read_reason(error_code) == "filtered":  # Azure answers a filtered prompt with an error
         return Completion(text="", finish_reason=error_code)
     if status != 200 or not isinstance(body, dict) or "choices" not in body:
         return None
-    choice = _find(body, "choices", 0)
-    message = _find(choice, "message")
+    choice = _find_value(body, "choices", 0)
+    message = _find_value(choice, "message")
     text = (
         _find_text(choice, "text")
         or _find_text(message, "content")
@@ -65,10 +65,10 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
 
 def _find_finish_reason(body: Any, lacks_expected_text: bool) -> str | None:
     """The finish reason of a reply: see points 2 to 4 of `read_reply`."""
-    choice = _find(body, "choices", 0)
-    if _find(body, "error") or _find(choice, "error"):
+    choice = _find_value(body, "choices", 0)
+    if _find_value(body, "error") or _find_value(choice, "error"):
         return "error"
-    server_reason = _find(choice, "finish_reason")
+    server_reason = _find_value(choice, "finish_reason")
     reason = None if server_reason is None else str(server_reason)
     # any other reason, such as the limit of tokens, explains why there is no text
     if lacks_expected_text and read_reason(reason) in (None, "stop"):
@@ -76,7 +76,7 @@ def _find_finish_reason(body: Any, lacks_expected_text: bool) -> str | None:
     return reason
 
 
-def _find(value: Any, *keys: str | int) -> Any:
+def _find_value(value: Any, *keys: str | int) -> Any:
     """The value at a path of keys and indices; None if it is not there."""
     for key in keys:
         try:
@@ -88,13 +88,13 @@ def _find(value: Any, *keys: str | int) -> Any:
 
 def _find_count(body: Any, name: str) -> int | None:
     """A number of tokens as the server reports it; None if it reports none."""
-    count = _find(body, "usage", name)
+    count = _find_value(body, "usage", name)
     return count if isinstance(count, int) else None
 
 
 def _find_text(value: Any, name: str) -> str:
     """The text under this name; empty if there is none."""
-    text = _find(value, name)
+    text = _find_value(value, name)
     return text if isinstance(text, str) else ""
 
 
@@ -102,5 +102,5 @@ def describe_error(body: Any) -> str:
     """A server's own message, on one line."""
     # a body may be {"error": {"message": TEXT}}, {"error": TEXT}, {"message": TEXT} or TEXT
     for key in ("error", "message"):
-        body = _find(body, key) or body
+        body = _find_value(body, key) or body
     return quote(body).rstrip(". ")

@@ -157,9 +157,9 @@ class VLLMEngine:
         )
         self._agreement = None
         """How well the engine agrees with the reference answers; None without interventions."""
-        if reference := intervention_options.get("reference"):
+        if reference_answers := intervention_options.get("reference"):
             self._agreement = self._calls.call(
-                lambda: intervention_check.check_engine(self._engine, reference)
+                lambda: intervention_check.check_engine(self._engine, reference_answers)
             )
 
     def _start_in_thread(self, model_name: str, make_engine: Callable[[], Any]) -> None:
@@ -280,11 +280,15 @@ class VLLMEngine:
         The engine answers such a call between two steps only, so it is not made for each prompt.
         """
         # each rank of tensor parallelism has for each recording the arguments of `numpy.memmap`
-        locations_by_rank = self._engine.collective_rpc("mless_take_attention")
-        for recording_name in locations_by_rank[0]:
+        arguments_by_rank = self._engine.collective_rpc("mless_take_attention")
+        for recording_name in arguments_by_rank[0]:
             # [layer, set, head, key]: each rank has some of the heads
             self._attention_by_recording[recording_name] = np.concatenate(
-                [np.memmap(*locations[recording_name]) for locations in locations_by_rank], axis=2
+                [
+                    np.memmap(*arguments_by_recording[recording_name])
+                    for arguments_by_recording in arguments_by_rank
+                ],
+                axis=2,
             )
 
     def _make_death_error(self) -> EngineError:
@@ -303,13 +307,15 @@ class VLLMEngine:
         The values are plain JSON, None where vLLM does not report them. This never raises.
         """
         config = self._engine.vllm_config
-        workers: list[dict[str, Any]] = [{}]
+        facts_by_worker: list[dict[str, Any]] = [{}]
         with suppress(Exception):  # a worker class of the user's own may have no such method
-            workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
+            facts_by_worker = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
 
         def list_worker_fact(name: str) -> list[Any] | None:
             """The fact of this name of each worker that knows it; None if no worker does."""
-            return [worker[name] for worker in workers if worker.get(name)] or None
+            return [
+                worker_facts[name] for worker_facts in facts_by_worker if worker_facts.get(name)
+            ] or None
 
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
@@ -331,7 +337,9 @@ class VLLMEngine:
             facts[name] = read_fact(partial(attrgetter(path), config))
         # all other facts are the same for all workers, so the first worker's are enough
         return facts | {
-            name: fact for name, fact in workers[0].items() if name not in ("device_name", "card")
+            name: fact
+            for name, fact in facts_by_worker[0].items()
+            if name not in ("device_name", "card")
         }
 
     def close(self) -> None:

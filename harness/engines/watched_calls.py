@@ -55,7 +55,7 @@ class WatchedCalls:
         self._stall_seconds = STALL_FACTOR * step_limit_seconds
         self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         """Calls for the thread, each with the future that gets its answer; None ends the thread."""
-        threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
+        threading.Thread(target=self._make_calls, name="mless-engine", daemon=True).start()
 
     def start(self, make_engine: Callable[[], Any]) -> Any:
         """Have the thread call `make_engine`, which starts vLLM, and return the engine.
@@ -140,7 +140,7 @@ class WatchedCalls:
             raise self._make_death_error() from error
         raise make_stop_error("vLLM", error) from error
 
-    def _serve(self) -> None:
+    def _make_calls(self) -> None:
         """Make the calls of the queue one after another, in the thread."""
         # `close` puts None, which ends the loop
         for method, future in iter(self._queue.get, None):

@@ -292,9 +292,9 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
                 reasoning_start + sample.completion,
                 f"{path}, problem {prompt.problem_id}",
                 prompt.golds,
-                (score.answer or "").strip(),
-                score.verdict == "correct" if score.verdict else None,
-                log.metric,
+                filter_answer=(score.answer or "").strip(),
+                is_right=score.verdict == "correct" if score.verdict else None,
+                metric=log.metric,
             )
             if is_of_our_task:
                 yield logged_completion._replace(completion="")
@@ -357,7 +357,7 @@ def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator
                 completion,
                 location,
                 row["gold"],
-                "",
-                is_right,
-                table.about.get("metric", "score"),
+                filter_answer="",
+                is_right=is_right,
+                metric=table.about.get("metric", "score"),
             )

@@ -94,13 +94,13 @@ class Scorer:
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
-        return list(self._store(self._pool.poll()))
+        return list(self._store_grades(self._pool.poll()))
 
     def finish(self) -> Iterator[Score]:
         """Wait for the remaining scores; each is stored and yielded as soon as it is finished."""
-        yield from self._store(self._pool.drain())
+        yield from self._store_grades(self._pool.drain())
 
-    def _store(self, keys_and_grades: Iterable[tuple[Any, Grade]]) -> Iterator[Score]:
+    def _store_grades(self, keys_and_grades: Iterable[tuple[Any, Grade]]) -> Iterator[Score]:
         """Store each grade as the score of the sample with its key, and yield the score."""
         for key, grade in keys_and_grades:
             score_fields = {"key": key, **structs.asdict(grade)}
