@@ -93,7 +93,11 @@ def _group_texts(
     belong only to the condition for which they were made.
     """
     location_by_condition: dict[str, Any] = {
-        name: (condition.filler_tokens, condition.describe()["placement"], condition.other_changes)
+        name: (
+            condition.filler_tokens,
+            condition.describe()["placement"],
+            condition.other_changes_text,
+        )
         for name, condition in conditions.items()
         if condition.filler_tokens
     }

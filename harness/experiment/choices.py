@@ -141,7 +141,7 @@ def find_letters(
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     is_guessed_index = not answer_is and best_kind.startswith("index")
     # the letters in each kind that fits all answers
-    fitting_letters = [*filter(all, letters_by_kind.values())]
+    fitting_letter_lists = [*filter(all, letters_by_kind.values())]
     for index, (location, choices, gold) in enumerate(located_answers):
         answer_text = f"{location}: the answer {gold!r}"
         choices_text = "; ".join(letter_lines(choices.values()))
@@ -150,7 +150,7 @@ def find_letters(
                 f"{answer_text} read as {best_kind} is not one of the {len(choices)} choices: "
                 f"{choices_text}."
             )
-        possible_letters = {letters[index] for letters in fitting_letters}
+        possible_letters = {letters[index] for letters in fitting_letter_lists}
         # the answer 2 may be the second choice, or the choice with the text `2 apples`
         may_be_text = is_guessed_index and re.search(
             rf"(?<!\w){re.escape(gold)}(?!\w)", choices_text

@@ -126,7 +126,7 @@ class Condition(Strict):
         return self.stated_token_count
 
     @property
-    def other_changes(self) -> str:
+    def other_changes_text(self) -> str:
         """The other changes of the prompt besides the filler, and the intervention."""
         changes = {key: getattr(self, key) for key in (*PROMPT_KEYS, "intervention")}
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
@@ -182,7 +182,7 @@ class Condition(Strict):
             "filler": None,
             "filler_tokens": self.filler_tokens,
             "placement": None,
-            "words": self.other_changes,
+            "words": self.other_changes_text,
         }
 
 
@@ -310,7 +310,7 @@ def as_condition(entry: Any) -> Condition:
         raise ConfigError(f"{location}: expected one filler, got {' and '.join(filler_keys)}.")
     condition_class = CLASS_BY_KEY[filler_keys[0]] if filler_keys else Condition
     condition = validate(condition_class, values, location)
-    if not (condition.filler_key or condition.other_changes):
+    if not (condition.filler_key or condition.other_changes_text):
         raise ConfigError(
             f"{location} changes nothing: expected one of "
             f"{', '.join((*CLASS_BY_KEY, *PROMPT_KEYS))}."

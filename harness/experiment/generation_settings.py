@@ -43,8 +43,8 @@ class ExplicitSampling(Strict):
     """The maximum length of the reasoning, in tokens. vLLM then ends it."""
 
 
-_SAMPLING_FIELDS = tuple(ExplicitSampling.model_fields)
-"""The parameters, temperature first, which `Sampling` has by the same names."""
+_PARAMETER_NAMES = tuple(ExplicitSampling.model_fields)
+"""The names of the parameters, temperature first. `Sampling` has the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Sampling:
 
     def vllm_arguments(self) -> JsonObject:
         """The arguments of vLLM's SamplingParams."""
-        arguments = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        arguments = {name: getattr(self, name) for name in _PARAMETER_NAMES}
         # A sample's key is a hash of these arguments, and should not depend on a budget that is not
         # set.
         if self.thinking_token_budget is None:
@@ -113,7 +113,7 @@ class Sampling:
         # the parameter is off.
         return {
             name: getattr(self, name)
-            for name in _SAMPLING_FIELDS[1:]
+            for name in _PARAMETER_NAMES[1:]
             if getattr(self, name) != getattr(Sampling, name)
         }
 
@@ -132,7 +132,7 @@ def read_model_default(generation_config: JsonObject) -> JsonObject:
             "`gen_kwargs: model_default`: generation_config.json sets "
             f"{', '.join(unsupported_names)}, unknown to vLLM."
         )
-    parameter_names = _SAMPLING_FIELDS
+    parameter_names = _PARAMETER_NAMES
     # the defaults of plain `generate` for parameters that the model does not set
     default_parameters = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
     if not generation_config.get("do_sample"):

@@ -258,13 +258,13 @@ def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
     Two conditions have the same prompts in a layout and draw if they have the same first prompt and
     the same intervention.
     """
-    name_by_prompt: dict[object, str] = {}
+    name_by_prompt_key: dict[object, str] = {}
     for task in tasks:
         condition = task.condition
         # with --limit, a draw of examples may have no problem and so no prompt
         text = task.prompts[0].text if task.prompts else condition.name
         prompt_key = (task.layout, task.draw, str(condition.intervention), text)
-        earlier_name = name_by_prompt.setdefault(prompt_key, condition.name)
+        earlier_name = name_by_prompt_key.setdefault(prompt_key, condition.name)
         if condition.kind == OTHER_TEXT and earlier_name != condition.name:
             raise ConfigError(
                 f"other_texts: {condition.name} has the same {condition.filler_tokens} tokens as "

@@ -259,12 +259,12 @@ class RunConfig(Strict):
             for name in sorted({*chain(*self.tested)} - {*condition_names}):
                 yield f"contrasts: {name} is not a condition of this run: {names_text}"
             # frozensets, because `a - b` and `b - a` compare the same conditions
-            compared_conditions = {
+            compared_pairs = {
                 frozenset((condition, baseline))
                 for condition, baseline in self.tested
                 if condition != baseline
             }
-            if len(compared_conditions) < len(contrasts):
+            if len(compared_pairs) < len(contrasts):
                 yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
         if self.primary not in (None, *contrasts):
             contrasts_text = ", ".join(contrasts) or "(none)"
