@@ -137,24 +137,24 @@ class Condition(Strict):
         return {key: getattr(self, key) for key in REFERENCE_FIELDS} if self.kind else {}
 
     def choose_templates(
-        self, template: str | None, question: str | None
+        self, template: str | None, question_template: str | None
     ) -> tuple[str | None, str | None]:
         """The templates of examples and of the question: its own, else those of the run.
 
         Args:
             template: The run's template.
-            question: The run's template of the question.
+            question_template: The run's template of the question.
         """
         # the run's template of the question belongs to the run's template
         if self.template:
-            template, question = self.template, None
-        return template, self.question or question or template
+            template, question_template = self.template, None
+        return template, self.question or question_template or template
 
-    def mentions_filler(self, template: str | None, question: str | None) -> bool:
+    def mentions_filler(self, template: str | None, question_template: str | None) -> bool:
         """Whether one of `choose_templates` has a filler."""
         return any(
             FILLER in parse_template(chosen_template).pieces
-            for chosen_template in self.choose_templates(template, question)
+            for chosen_template in self.choose_templates(template, question_template)
             if chosen_template
         )
 
