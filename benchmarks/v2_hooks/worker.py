@@ -162,7 +162,7 @@ class V2Interventions(WorkerInterventions):
         numbers = self._programs.index(program), *find_gap(changes)
         self._numbers[:, row] = copy_to(device, numbers)
         self._chunks = [SimpleNamespace(changes=changes)]
-        self._compute_sources()
+        self._compute_sources_and_phantoms()
         self._table[:, row] = 0
         self._layer_counts[row] = sum(len(change["layers"]) for change in changes)
         for index, change in enumerate(changes):

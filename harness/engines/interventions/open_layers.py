@@ -94,7 +94,7 @@ def refuse_to_open(arguments: ModelArguments, layers_by_use: JsonObject) -> None
     # a model without `model.layers` has no module for any layer, and `_find_obstacle` says so
     blocks = getattr(decoder, "layers", [None] * layer_count)
     # The output that replaces one of an MLP is computed by a pass of other tokens, in which the
-    # attention of all layers is replaced: see `WorkerInterventions._compute_sources`.
+    # attention of all layers is replaced: see `WorkerInterventions._compute_sources_and_phantoms`.
     checked_layers = range(layer_count) if layers_by_use.get("outputs") else sorted(layers)
     for layer in checked_layers:
         if obstacle := _find_obstacle(config, layer, blocks[layer], arguments, layers_by_use):

@@ -97,7 +97,7 @@ class WorkerInterventions:
         self._writes: list[Future[BufferedWriter]] = []
         """The files of sums that `_writer` writes, until `take_attention`."""
         self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
-        """The outputs of MLPs by a source's tokens, then by layer: see `_compute_sources`."""
+        """The outputs of MLPs by a source's tokens, then by layer."""
         self._new_outputs: dict[int, Tensor] | None = None
         """Those of the source that is being computed, by layer; None in all other passes."""
         self._phantom_states: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
@@ -172,7 +172,7 @@ class WorkerInterventions:
         self._write_sums()
         inputs = self._prepare_as_vllm(scheduler_output, token_counts)
         self._list_chunks(token_counts)
-        self._compute_sources()
+        self._compute_sources_and_phantoms()
         self._group_chunks()
         self._list_recorded_queries()
         self._move_positions(token_counts)
@@ -562,7 +562,7 @@ class WorkerInterventions:
     def change_outputs(self, out: Tensor, layer: int) -> None:
         """Write the changed outputs [row, unit] of a layer's MLP over their rows.
 
-        In the pass of `_compute_sources`, which changes nothing, the last output is stored.
+        The pass of `_compute_sources_and_phantoms` changes nothing, and the last output is stored.
         """
         if self._new_outputs is not None:
             self._new_outputs[layer] = out[-1].clone()
@@ -575,7 +575,7 @@ class WorkerInterventions:
             out[rows] = change_outputs(out[rows], is_changed, change, source)
             self.applied_rows += len(rows)
 
-    def _compute_sources(self) -> None:
+    def _compute_sources_and_phantoms(self) -> None:
         """Compute the MLP outputs and phantoms that changes of this step need for the first time.
 
         The outputs are those of the last token of a source: the first token of a prompt, or a
