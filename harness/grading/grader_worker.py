@@ -277,7 +277,8 @@ def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
             # the first line is null: the parent asks whether the process has started
             reply = _run_step(*step_and_request) if step_and_request else ({}, None)
             reply_stream.write(json.dumps(reply).encode() + b"\n")
-    except MemoryError:  # no clean-up can be trusted to work
+    # no clean-up can be trusted without memory, and without a parent nobody needs an answer
+    except (MemoryError, BrokenPipeError):
         os._exit(1)
 
 

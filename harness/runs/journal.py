@@ -178,7 +178,7 @@ class StoredJournal(Generic[Record]):
                 else:
                     yield line_number, line
 
-    @property
+    @cached_property
     def has_records(self) -> bool:
         """Whether there is a record that is not a note; to be asked before `records` are read."""
         first_lines = list(islice(self._numbered_lines, 1))

@@ -97,7 +97,7 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
 def test_the_notes_name_the_tests_that_there_are(models, facts, note, absent):
     runs = [evaluation(drawn(3, 60, 1, REAL), model=name, **facts) for name in models]
     grid = show_comparison(make_leaderboard(runs))
-    notes = " ".join(grid.notes)
+    notes = " ".join([*(column.heading for column in grid.columns), *grid.notes])
     assert note in notes and absent not in notes
 
 
@@ -207,7 +207,8 @@ def test_no_table_is_wider_than_a_terminal(monkeypatch):
         receipts = [receipt_line(receipt) for receipt in board.receipts]
         grids = [show_comparison(board), *show_side_tables(board).values()]
         for grid in grids:
-            assert widest_line(render([grid], receipts)) <= 80
+            page = render([grid], receipts)
+            assert widest_line(page) <= 80, page
     keys = "together mediators audit".split()
     assert widest_line(table_page(GREEDY_RUN, requested_keys=keys)) <= 80
     short, explained = (
