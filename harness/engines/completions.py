@@ -134,7 +134,9 @@ def _decode_tokens(token_ids: list[int], prompt_token_ids: Any, tokenizer: Any) 
     # `text` is None if the last bytes only begin a character, and it has the replacement character
     # for bytes that make no character
     if text is not None and "\ufffd" not in text:
-        is_added_by_position = [token_id in detokenizer.added_token_ids for token_id in token_ids]
+        # a detokenizer of a tokenizer without added tokens has no such attribute
+        added_token_ids = getattr(detokenizer, "added_token_ids", ())
+        is_added_by_position = [token_id in added_token_ids for token_id in token_ids]
         # vLLM would put no space between two added tokens that follow each other
         if (True, True) not in pairwise(is_added_by_position):
             return text

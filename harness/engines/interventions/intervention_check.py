@@ -96,7 +96,7 @@ def count_checked(prompt_count: int) -> int:
 def _make_questions(plan: Plan) -> JsonObject:
     """The first prompts of every condition of the config by arm, and the model that answers them.
 
-    `count_checked` says how many prompts an arm has.
+    `count_checked` says how many prompts an arm has. An arm has a task for each draw of examples.
     """
     config = plan.config
     arguments = plan.model_arguments
@@ -106,7 +106,7 @@ def _make_questions(plan: Plan) -> JsonObject:
     for _, task, _, prompt in plan.rows:
         # a reference condition, such as a positive control, is no arm: it is not in the config
         arm_questions = questions_by_arm.get(task.condition.name)
-        if arm_questions is None or len(arm_questions) == count_checked(len(task.prompts)):
+        if arm_questions is None or len(arm_questions) >= count_checked(len(task.prompts)):
             continue
         arm_questions.append({"token_ids": prompt.token_ids, "intervention": prompt.intervention})
     return {

@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, cycle, groupby
@@ -342,25 +342,21 @@ def _insert_at_random(
     instruction or of the problem: a cut there does not change the tokens on either side.
     """
     problem_index = [segment.role for segment in body].index("problem")
-    # system and body for each boundary, first for the one after the instruction
-    candidates = [(system, insertion + body)]
-    candidates += [(split_system, body) for split_system in _insert_at_blanks(system, 0, insertion)]
-    candidates += [
-        (system, split_body) for split_body in _insert_at_blanks(body, problem_index, insertion)
-    ]
-    return random.Random(seed).choice(candidates)
-
-
-def _insert_at_blanks(segments: Segments, index: int, insertion: Segments) -> Iterator[Segments]:
-    """Yield the segments with a filler at each single blank between two words of one segment."""
-    segment = segments[index]
-    for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text):
-        blank_index = match.start()
-        head = Segment(segment.role, segment.text[:blank_index])
-        tail = Segment(segment.role, segment.text[blank_index:])
-        # `insertion` ends with a separator; another one stands before the filler
-        split_segments = [head, insertion[-1], *insertion, tail]
-        yield segments[:index] + split_segments + segments[index + 1 :]
+    # the segments, the index of one of them, and a position in its text; the first boundary, at
+    # position 0, is the one after the instruction
+    boundaries = [(body, 0, 0)]
+    for segments, index in ((system, 0), (body, problem_index)):
+        blanks = re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text)
+        boundaries += [(segments, index, blank.start()) for blank in blanks]
+    segments, index, position = random.Random(seed).choice(boundaries)
+    if not position:
+        return system, insertion + body
+    role, text = segments[index].role, segments[index].text
+    head, tail = Segment(role, text[:position]), Segment(role, text[position:])
+    # `insertion` ends with a separator; another one stands before the filler
+    inserted_segments = [head, insertion[-1], *insertion, tail]
+    segments_with_filler = segments[:index] + inserted_segments + segments[index + 1 :]
+    return (segments_with_filler, body) if segments is system else (system, segments_with_filler)
 
 
 TaskDocument = Mapping[str, Any]
