@@ -415,6 +415,14 @@ def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(line
     assert outputs.tolist() == [[0, 0], [0, 9], [0, 9]]
 
 
+def test_an_arm_of_several_draws_has_as_many_checked_prompts_as_its_largest_draw():
+    settings = config([ARM], **{**PRODUCTS, "fewshot": {"num_fewshot": 1, "draws": 3}}, repeats=1)
+    plan, _ = plan_requests(settings, 40)
+    (questions,) = intervention_check._make_questions(plan)["arms"].values()
+    prompt_counts = sorted(len(task.prompts) for task in plan.tasks.values())
+    assert (prompt_counts, len(questions)) == ([12, 13, 15], 4)
+
+
 def engine_arguments(settings, limit):
     """Engine arguments that name the answers of Hugging Face under all conditions."""
     plan, _ = plan_requests(settings, limit)
