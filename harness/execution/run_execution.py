@@ -276,16 +276,16 @@ def write_receipt(files: RunFiles) -> None:
     hash_by_file = hash_files(files)
     if stored_receipt.get("files") == hash_by_file:
         return
+    receipt = _make_receipt(files, hash_by_file, stored_receipt)
+    if files.identity.engine.device == "server":
+        # None is left out, because a prompt that the server's filter refused has no count
+        added_token_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
+        # several numbers show that the server does not count
+        receipt["added_tokens"] = added_token_counts.pop() if len(added_token_counts) == 1 else None
     receipt_path = files.path / RECEIPT
     with explain_write_errors(files.path):
         # removed first, because a folder with a receipt counts as finished
         receipt_path.unlink(missing_ok=True)
-        receipt = _make_receipt(files, hash_by_file, stored_receipt)
-        if files.identity.engine.device == "server":
-            # None is left out, because a prompt that the server's filter refused has no count
-            token_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
-            # several numbers show that the server does not count
-            receipt["added_tokens"] = token_counts.pop() if len(token_counts) == 1 else None
         write_whole(receipt_path, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
     files.receipt = receipt
 
