@@ -73,7 +73,8 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
         except PromptMismatchError:
             # a server's template may change segments; then the whole text is `template`
             spans = []
-        roles_and_texts, previous_end = [], 0
+        roles_and_texts = []
+        previous_end = 0
         for role, (start, end) in spans:
             roles_and_texts += [
                 ("template", self.prompt[previous_end:start]),

@@ -52,7 +52,9 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> None:
-        self.path, self.identity, self.prompts = path, identity, prompts
+        self.path = path
+        self.identity = identity
+        self.prompts = prompts
         with explain_write_errors(path), ExitStack() as stack:
             refuse_unusable_folder(path)
             path.mkdir(parents=True, exist_ok=True)

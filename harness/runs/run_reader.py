@@ -305,7 +305,8 @@ def _describe_folder(files: RunFiles) -> JsonObject:
 
     They say in this order what ran, how it was generated, and what the run was planned to compare.
     """
-    receipt, identity = files.receipt, files.identity
+    receipt = files.receipt
+    identity = files.identity
     config = receipt["config"]
     return {
         "source": "run",

@@ -91,7 +91,9 @@ def _make_contrast_row(row: Mapping[Any, Any], look: Look, family_rows: Sequence
     """
     # without a verdict the role says why there is none
     verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
-    value, low, high = row["difference"], row["low"], row["high"]
+    value = row["difference"]
+    low = row["low"]
+    high = row["high"]
     cells = {
         "points": format_estimate(value, low, high),
         "interval": format_interval(low, high, has_sign=True),

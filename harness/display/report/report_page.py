@@ -218,7 +218,9 @@ def _describe_verdict(row: Row) -> str:
 
 def _describe_difference(row: Row) -> str:
     """The difference of a row with names, unit, interval and adjusted p, if there is one."""
-    change, low, high = row["difference"], row["low"], row["high"]
+    change = row["difference"]
+    low = row["low"]
+    high = row["high"]
     names_text = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
     # not `format_difference`, because the unit stands before the interval
     text = (
