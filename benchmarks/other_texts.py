@@ -42,7 +42,7 @@ def read_families(path: Path) -> pandas.DataFrame:
 
 def draw(table: pandas.DataFrame) -> Figure:
     """A panel for each place, with a row for each task and family."""
-    colour, marker, _ = figure_style.LOOKS["mless"]
+    colour, marker, _ = figure_style.STYLES["mless"]
     places = table.groupby("filler_place")
     with figure_style.drawing(1.2 + 0.22 * len(table), NOTE) as figure:
         sizes = places.size().to_list()

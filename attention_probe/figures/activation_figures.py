@@ -161,16 +161,16 @@ def _draw_marks(
     lower axes is the change, at x.
     """
     level_axes, change_axes = axes_pair
-    baseline_look, studied_look = figure_style.choose_looks(_CONDITIONS).values()
-    for axes, condition, look, positions in (
-        (level_axes, BASELINE, baseline_look, x - shift),
-        (level_axes, STUDY_CONDITION, studied_look, x + shift),
-        (change_axes, _CONTRAST_NAME, studied_look, x),
+    baseline_style, studied_style = figure_style.choose_styles(_CONDITIONS).values()
+    for axes, condition, style, positions in (
+        (level_axes, BASELINE, baseline_style, x - shift),
+        (level_axes, STUDY_CONDITION, studied_style, x + shift),
+        (change_axes, _CONTRAST_NAME, studied_style, x),
     ):
         mean, low, high = 100 * _read_intervals(table, quantity_names, condition)
         label = figure_style.wrapped_label(condition) if axes is level_axes else None
-        axes.vlines(positions, low, high, color=look.colour, linewidth=0.9)
-        axes.plot(positions, mean, look.marker, color=look.colour, markersize=2, label=label)
+        axes.vlines(positions, low, high, color=style.colour, linewidth=0.9)
+        axes.plot(positions, mean, style.marker, color=style.colour, markersize=2, label=label)
 
 
 def _draw_histogram(axes_pair: Sequence[Axes], table: pandas.DataFrame) -> None:

@@ -85,14 +85,14 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
     width_step = 0.5 if panel.x_limits else 0.2
     conditions = panel.row_config.series
     for line_index, condition in enumerate(conditions):
-        look = panel.look_by_condition[condition]
+        style = panel.style_by_condition[condition]
         curve = panel_points[panel_points["condition"] == condition].set_index("x")
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
         x = curve.index
         mean = curve["mean"]
-        colour = look.colour
+        colour = style.colour
         line_name = panel.line_name(condition)
         # the dotted line runs below the solid one; a name that begins with "_" is not in the legend
         axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{line_name}")
@@ -102,7 +102,7 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
             color=colour,
             label=line_name,
             linewidth=0.8 + width_step * (len(conditions) - 1 - line_index),
-            marker=look.marker,
+            marker=style.marker,
             # shifted, so that the markers of equal curves do not cover each other
             markevery=(3 + 4 * line_index, 12),
             markersize=2.5 if panel.x_limits else 0,
@@ -200,7 +200,7 @@ def _draw_bars(axes: Axes, bars: pandas.DataFrame, y_limits: Limits) -> None:
             0.25,
             # lists, because NumPy deprecates how matplotlib reads arrays of a single bar
             yerr=[list(mean - low), list(high - mean)] if is_measured else None,
-            color=figure_style.LOOKS[condition].colour,
+            color=figure_style.STYLES[condition].colour,
             label=figure_style.wrapped_label(condition),
             error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
         )

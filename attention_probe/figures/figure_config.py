@@ -10,7 +10,7 @@ from pydantic import Field, StrictInt, model_validator
 from attention_probe.measure.activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.constants import BASELINE, STUDY_CONDITION, CurveDefinition, CurveView
-from harness.display.figures.figure_style import Look, choose_looks
+from harness.display.figures.figure_style import Style, choose_styles
 from harness.display.value_texts import label
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import load_model_config
@@ -122,8 +122,8 @@ class Panel(NamedTuple):
         model: The head's model.
         title: The panel's title.
         row_config: The config of the row.
-        look_by_condition: The looks of the figure's conditions, so that a condition has the same
-            look in all panels.
+        style_by_condition: The styles of the figure's conditions, so that a condition has the same
+            style in all panels.
         x_limits: The first and the last position that are drawn; None for all.
     """
 
@@ -133,7 +133,7 @@ class Panel(NamedTuple):
     model: str
     title: str
     row_config: RowConfig
-    look_by_condition: dict[str, Look]
+    style_by_condition: dict[str, Style]
     x_limits: Limits | None
 
     def line_name(self, condition: str) -> str:
@@ -272,7 +272,7 @@ class FigureConfig(Strict):
             model=head.model or self.model or "",
             title=head.title or default_title,
             row_config=row_config,
-            look_by_condition=choose_looks(self.conditions),
+            style_by_condition=choose_styles(self.conditions),
             x_limits=(0, last_position) if self.seed_document else None,
         )
 

@@ -197,7 +197,6 @@ def _add_terms(terms: Floats, term_degrees: Integers) -> tuple[float, float]:
     # no variance at all: the formula would divide 0 by 0, and `measure_crossed_error` has a minimum
     if variance <= 0:
         return variance, 0.0
-    # Satterthwaite's formula
     return variance, variance**2 / (terms**2 / term_degrees).sum()
 
 

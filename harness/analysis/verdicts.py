@@ -144,7 +144,7 @@ def explain_unmeasured(
     for setting_row in rows:
         reference_fields = reference_conditions.get(setting_row["condition"], {})
         is_control = reference_fields.get("kind") == POSITIVE_CONTROL
-        # the positive control must lower accuracy significantly
+        # a run that misses the known loss of this control may also miss the effect of a filler
         if is_control and (setting_row["p"] >= ALPHA or setting_row["difference"] > 0):
             return "the positive control was not detected"
     return None

@@ -132,7 +132,7 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
 def _warn_of_data(board: Leaderboard) -> Iterator[str]:
     """Another score, ungraded samples, remarkable runs, problems that are left out."""
     if board.score:
-        # the meanings have the kind `pass` alone, and this score is such as `pass@2`
+        # a score such as `pass@2` has its meaning under its kind, `pass`
         score_kind = board.score.split("@")[0]
         yield f"{board.score} instead of accuracy: {SCORE_MEANINGS[score_kind]}."
     yield from warn_of_ungraded(board)
@@ -194,12 +194,12 @@ def _remark_examples(board: Leaderboard, draw_count: int, scope_text: str) -> It
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
         )
-    fresh_names = chain(
+    fresh_filler_names = chain(
         *((receipt.get("settings") or {}).get("fresh", ()) for receipt in board.receipts)
     )
-    if fresh_labels := [label(name) for name in dict.fromkeys(fresh_names)]:
+    if fresh_filler_labels := [label(name) for name in dict.fromkeys(fresh_filler_names)]:
         yield (
-            f"New fillers for each problem or sample: {list_first(fresh_labels)}. "
+            f"New fillers for each problem or sample: {list_first(fresh_filler_labels)}. "
             "Intervals and p are for new problems with new fillers."
         )
 

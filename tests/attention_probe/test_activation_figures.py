@@ -9,7 +9,7 @@ from attention_probe.figures.activation_figures import draw_activations, read_ac
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.measure.activations import ACTIVATION_BINS, TOKEN_CLASSES
 from attention_probe.traces import AttentionTraces
-from harness.display.figures.figure_style import LOOKS
+from harness.display.figures.figure_style import STYLES
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import run_command, traces_under
 from tests.display.test_figures import assert_readable
@@ -55,7 +55,7 @@ def test_a_drawn_histogram_is_the_mean_of_the_recorded_histograms(traces):
         shares = np.mean([count / count.sum() for count in counts], axis=0)
         assert len(shares) == ACTIVATION_BINS + 1
         assert np.allclose(marks.get_ydata(), 100 * shares)
-        assert to_hex(marks.get_color()) == LOOKS[condition].colour
+        assert to_hex(marks.get_color()) == STYLES[condition].colour
 
 
 def test_means_changes_and_intervals_are_computed_from_the_recorded_numbers(traces):
@@ -81,7 +81,7 @@ def test_marks_of_token_classes_are_computed_from_the_recorded_numbers(traces):
     names = [f"near_zero_{name}_c0.1" for name in TOKEN_CLASSES]
     means = {}
     for condition, marks in zip(config.conditions, above.lines, strict=True):
-        assert to_hex(marks.get_color()) == LOOKS[condition].colour
+        assert to_hex(marks.get_color()) == STYLES[condition].colour
         means[condition] = 100 * recorded(traces, condition)[names].mean().to_numpy()
         assert np.allclose(marks.get_ydata(), means[condition], equal_nan=True)
     marks, _ = below.lines

@@ -8,7 +8,7 @@ from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.figure_numbers import BAR_CONDITIONS, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
-from harness.display.figures.figure_style import LOOKS, write_figure
+from harness.display.figures.figure_style import STYLES, write_figure
 from harness.display.value_texts import label
 from harness.errors import ConfigError
 from harness.yaml_settings import parse_overrides
@@ -185,7 +185,7 @@ def test_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
 def test_labels_are_those_of_the_config_and_a_condition_has_one_colour_and_one_legend(traces):
     figure = draw(load("accuracy-bars-and-head-14"), traces)
     top, bottom, bars = figure.axes
-    colour = {label(name): LOOKS[name].colour for name in BAR_CONDITIONS}
+    colour = {label(name): STYLES[name].colour for name in BAR_CONDITIONS}
     assert colours(top) == colour
     assert colours(bottom) == {name: colour[name] for name in ("w/ Mless", "w/ Mful")}
     (legend,) = figure.legends
@@ -206,8 +206,8 @@ def test_without_names_looks_are_ours(traces):
     assert legend_texts(legend) == ["w/o", "w/ Mless"]
     for axes in figure.axes:
         for name, line in lines_by_name(axes).items():
-            look = LOOKS[{"w/o": "wo", "w/ Mless": "mless"}[name]]
-            assert (to_hex(line.get_color()), line.get_marker()) == (look.colour, look.marker)
+            style = STYLES[{"w/o": "wo", "w/ Mless": "mless"}[name]]
+            assert (to_hex(line.get_color()), line.get_marker()) == (style.colour, style.marker)
 
 
 def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_without_band(traces):

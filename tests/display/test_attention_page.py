@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention_probe.figures.trace_views import NO_ROWS_NOTE, read_view
-from harness.display.figures.figure_style import LOOKS
+from harness.display.figures.figure_style import STYLES
 from harness.display.report.attention_view import (
     UNSEEN_LEVEL,
     WEIGHT_LEVELS,
@@ -154,7 +154,7 @@ def test_colours_are_those_of_the_figures(tmp_path):
     style = (ROOT / "harness/display/report/style.css").read_text()
     for condition in facts["conditions"]:
         colour = re.search(rf"--s{condition['slot']}: (#\w+)", style)[1]
-        assert colour == LOOKS[condition["name"]].colour
+        assert colour == STYLES[condition["name"]].colour
     assert [condition["label"] for condition in facts["conditions"]] == ["w/o", "w/ Mless"]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from harness import compare, load_run
 from harness.commands.plot import plot
 from harness.constants import FigureKind
-from harness.display.figures.figure_style import LOOKS, choose_looks, write_figure
+from harness.display.figures.figure_style import STYLES, choose_styles, write_figure
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose
 from harness.display.value_texts import MINUS
@@ -110,8 +110,8 @@ def estimates(axes):
 
 def as_estimate(row, columns, *, is_filled):
     """A row of a table, in the form of `estimates`."""
-    look = LOOKS[row["condition"]]
-    return look.marker, look.colour, is_filled, [float(row[name]) for name in columns]
+    style = STYLES[row["condition"]]
+    return style.marker, style.colour, is_filled, [float(row[name]) for name in columns]
 
 
 def test_the_forest_has_the_noise_first_and_then_all_intervals_and_fills_significant_dots(table):
@@ -155,7 +155,7 @@ def test_the_dose_figure_has_a_line_for_each_filler_with_an_interval_at_each_len
         segments = [segment[:, 1] for segment in drawn_intervals.get_segments()]
         assert np.array_equal(segments, rows.loc[[*names]])
     colours = [[to_hex(face) for face in mark.get_facecolors()] for mark in marks]
-    colour = choose_looks(conditions)["a"].colour
+    colour = choose_styles(conditions)["a"].colour
     assert colours == [[colour, colour], ["#ffffff", "#ffffff"]]
 
 
@@ -178,12 +178,12 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, tmp_path):
 
 def test_the_look_of_a_condition_does_not_depend_on_the_other_conditions():
     names = ["mless", "dots", "wo", "mless - dots", "pause"]
-    chosen = choose_looks(names)
+    chosen = choose_styles(names)
     assert list(chosen) == names and len(set(chosen.values())) == len(names)
-    assert chosen["wo"] == LOOKS["wo"] and chosen["mless"] == LOOKS["mless"]
+    assert chosen["wo"] == STYLES["wo"] and chosen["mless"] == STYLES["mless"]
     for name in names:
-        assert choose_looks([name])[name].colour == chosen[name].colour
-    assert len(set(choose_looks(map(str, range(20))).values())) == 20
+        assert choose_styles([name])[name].colour == chosen[name].colour
+    assert len(set(choose_styles(map(str, range(20))).values())) == 20
 
 
 def test_each_of_many_conditions_has_a_row_with_its_name(frame):
@@ -228,7 +228,7 @@ def lab(colour, matrix):
 
 @with_cases
 def test_colours_of_conditions_differ_without_one_kind_of_cone(missing, matrix):
-    colours = [look.colour for look in LOOKS.values()]
+    colours = [style.colour for style in STYLES.values()]
     for pair in itertools.combinations(colours, 2):
         first, second = (lab(colour, matrix) for colour in pair)
         assert np.linalg.norm(first - second) > 15, (missing, pair)

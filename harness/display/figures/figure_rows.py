@@ -12,7 +12,7 @@ from harness.display.figures.figure_style import (
     INK,
     LINE_HEIGHT,
     MUTED,
-    Look,
+    Style,
     drawing,
     tidy,
 )
@@ -28,12 +28,12 @@ CELL_OFFSETS_INCHES = {"points": 0.1, "interval": 0.5, "verdict": 1.34}
 
 
 class FigureRow(NamedTuple):
-    """One row of a figure. A row without a look is a heading.
+    """One row of a figure. A row without a style is a heading.
 
     Attributes:
         name: The text to the left of the axes.
         cells: The texts to the right of the axes, by column.
-        look: Colour and marker.
+        style: Colour and marker.
         value: The position of the mark.
         low: The lower end of the interval; NaN if there is no interval.
         high: The upper end of the interval.
@@ -43,7 +43,7 @@ class FigureRow(NamedTuple):
 
     name: str
     cells: Mapping[str, str] = {}
-    look: Look | None = None
+    style: Style | None = None
     value: float = np.nan
     low: float = np.nan
     high: float = np.nan
@@ -95,7 +95,7 @@ def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
         axes.annotate(
             row.cells.get(name, ""), (1, y), (72 * offset_inches, 0), row_transform, **text_style
         )
-    if row.look:
+    if row.style:
         axes.annotate(row.name, (0, y), (-4, 0), row_transform, ha="right", **text_style)
     else:
         axes.annotate(
@@ -112,7 +112,7 @@ def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
 
 def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
     """A mark with the line of its interval before its bands; nothing for a heading."""
-    if row.look is None:
+    if row.style is None:
         return
     for index, (low, high) in enumerate(row.bands.values()):
         # y grows downwards: the bands fill BAND_HEIGHT around it with equal shares
@@ -120,13 +120,13 @@ def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
         bottom = top + BAND_HEIGHT / len(row.bands)
         band_colour = BAND_COLOURS[index % len(BAND_COLOURS)]
         axes.fill_between([low, high], top, bottom, color=band_colour, linewidth=0, zorder=0.5)
-    colour = row.look.colour
+    colour = row.style.colour
     if not np.isnan(row.low):
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
     axes.plot(
         [row.value],
         [y],
-        row.look.marker,
+        row.style.marker,
         color=colour,
         markerfacecolor=colour if row.is_filled else "white",
         markersize=0.62 * FONT_POINTS,

@@ -1,4 +1,4 @@
-"""The style of all figures: looks and labels of conditions, fonts, panels, legend, note, files."""
+"""How all figures look: styles and labels of conditions, fonts, panels, legend, note, files."""
 
 import json
 import textwrap
@@ -32,7 +32,7 @@ LINE_HEIGHT = 1.35 * FONT_POINTS / 72
 """The height of a line of text, in inches."""
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """Colour, marker and dashes (matplotlib's `linestyle`) of a condition in every figure."""
 
     colour: str
@@ -52,45 +52,45 @@ _MATPLOTLIB_SETTINGS: Any = {
     "pdf.fonttype": 42,  # TrueType, so that text in a PDF can be searched.
 }
 
-LOOKS = {
-    "wo": Look("#4b2e83", "o", "-"),
-    "mless": Look("#0c7a66", "s", (0, (4, 1.2))),
-    "mful": Look("#3d97dd", "^", (0, (1.2, 1))),
-    "random": Look("#b87000", "v", (0, (5, 1, 1, 1))),
-    "mless-first": Look("#801500", "P", "-"),
-    "mful-first": Look("#aa00ff", "X", (0, (4, 1.2))),
-    "random-first": Look("#4c2245", "D", (0, (1.2, 1))),
-    "mless+gap": Look("#6b7399", "p", (0, (5, 1, 1, 1))),
+STYLES = {
+    "wo": Style("#4b2e83", "o", "-"),
+    "mless": Style("#0c7a66", "s", (0, (4, 1.2))),
+    "mful": Style("#3d97dd", "^", (0, (1.2, 1))),
+    "random": Style("#b87000", "v", (0, (5, 1, 1, 1))),
+    "mless-first": Style("#801500", "P", "-"),
+    "mful-first": Style("#aa00ff", "X", (0, (4, 1.2))),
+    "random-first": Style("#4c2245", "D", (0, (1.2, 1))),
+    "mless+gap": Style("#6b7399", "p", (0, (5, 1, 1, 1))),
 }
 """The study's conditions and those of `make demo`. Colour-blind people can distinguish the colours,
 and their contrast to white is at least 3 to 1."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
 """The colours of text, of secondary text and reference lines, and of grid lines."""
-_SPARE_LOOKS, _SPARE_MARKERS = [*LOOKS.values()][4:], "hpDXP"
-"""Colours and dashes, and markers, of conditions that are not in LOOKS. They leave out the looks of
-the study's own four conditions, which many figures show beside them."""
+_SPARE_STYLES, _SPARE_MARKERS = [*STYLES.values()][4:], "hpDXP"
+"""Colours and dashes, and markers, of conditions that are not in STYLES. They leave out the styles
+of the study's own four conditions, which many figures show beside them."""
 
 
-def choose_looks(conditions: Iterable[Any]) -> dict[str, Look]:
-    """The look of each condition, in their order.
+def choose_styles(conditions: Iterable[Any]) -> dict[str, Style]:
+    """The style of each condition, in their order.
 
-    The colour of a condition that is not in LOOKS follows from its name alone, so it is the same
+    The colour of a condition that is not in STYLES follows from its name alone, so it is the same
     in every figure. Conditions of one colour have different markers and dashes.
     """
-    look_by_name: dict[str, Look] = {}
+    style_by_name: dict[str, Style] = {}
     count_by_colour: Counter[str] = Counter()
     for name in dict.fromkeys(map(str, conditions)):
-        if name in LOOKS:
-            look_by_name[name] = LOOKS[name]
+        if name in STYLES:
+            style_by_name[name] = STYLES[name]
             continue
-        colour = _SPARE_LOOKS[crc32(name.encode()) % len(_SPARE_LOOKS)].colour
+        colour = _SPARE_STYLES[crc32(name.encode()) % len(_SPARE_STYLES)].colour
         index = count_by_colour[colour]
-        # 5 markers and 4 dashes have no common divisor, so 20 looks of a colour are different
+        # 5 markers and 4 dashes have no common divisor, so 20 styles of a colour are different
         marker = _SPARE_MARKERS[index % len(_SPARE_MARKERS)]
-        dashes = _SPARE_LOOKS[index % len(_SPARE_LOOKS)].dashes
-        look_by_name[name] = Look(colour, marker, dashes)
+        dashes = _SPARE_STYLES[index % len(_SPARE_STYLES)].dashes
+        style_by_name[name] = Style(colour, marker, dashes)
         count_by_colour[colour] += 1
-    return look_by_name
+    return style_by_name
 
 
 def wrapped_label(condition: str) -> str:

@@ -11,8 +11,8 @@ from harness.constants import NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
 from harness.display.comparison_remarks import find_families
 from harness.display.figures.figure_rows import FigureRow, draw_rows
 from harness.display.figures.figure_style import (
-    Look,
-    choose_looks,
+    Style,
+    choose_styles,
     split_settings,
     wrapped_label,
 )
@@ -27,11 +27,11 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
         text_rows: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
     """
     table = table[table["role"] != "reference"]
-    look_by_condition = choose_looks(table["condition"])
+    style_by_condition = choose_styles(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
     for setting_name, setting_table in split_settings(table):
-        rows += _make_setting_rows(setting_name, setting_table, look_by_condition, text_rows)
+        rows += _make_setting_rows(setting_name, setting_table, style_by_condition, text_rows)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL_TEXT} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
@@ -55,7 +55,7 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
 def _make_setting_rows(
     setting_name: str,
     table: pandas.DataFrame,
-    look_by_condition: Mapping[str, Look],
+    style_by_condition: Mapping[str, Style],
     text_rows: Sequence[Row],
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: a heading, the repeat runs (A/A), then the contrasts."""
@@ -70,23 +70,25 @@ def _make_setting_rows(
         yield FigureRow(
             f"{wrapped_label(row['condition'])} (A/A)",
             cells,
-            look_by_condition[row["condition"]],
+            style_by_condition[row["condition"]],
             row["aa_difference"],
             is_filled=False,
         )
     for row in table[table["role"] != "baseline"].to_dict("records"):
         family_rows = find_families(text_rows, row)
-        yield _make_contrast_row(row, look_by_condition[row["condition"]], family_rows)
+        yield _make_contrast_row(row, style_by_condition[row["condition"]], family_rows)
 
 
-def _make_contrast_row(row: Mapping[Any, Any], look: Look, family_rows: Sequence[Row]) -> FigureRow:
+def _make_contrast_row(
+    row: Mapping[Any, Any], style: Style, family_rows: Sequence[Row]
+) -> FigureRow:
     """The row of a contrast: the difference with its interval, before the ranges of other texts.
 
     The mark is filled if the difference is significant.
 
     Args:
         row: The row of the comparison.
-        look: Colour and marker of its condition.
+        style: Colour and marker of its condition.
         family_rows: The rows of `text_table` for this contrast.
     """
     # without a verdict the role says why there is none
@@ -107,7 +109,7 @@ def _make_contrast_row(row: Mapping[Any, Any], look: Look, family_rows: Sequence
     return FigureRow(
         wrapped_label(row["condition"]),
         cells,
-        look,
+        style,
         value,
         low,
         high,

@@ -15,8 +15,8 @@ from harness.constants import SIGNIFICANT_VERDICTS
 from harness.display.figures.figure_style import (
     FONT_POINTS,
     MUTED,
-    Look,
-    choose_looks,
+    Style,
+    choose_styles,
     drawing,
     spell_filler,
     split_settings,
@@ -75,7 +75,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         conditions: The conditions of the configs, by name.
     """
     sweeps = find_sweeps(conditions)
-    look_by_condition = choose_looks(conditions)
+    style_by_condition = choose_styles(conditions)
     settings = list(split_settings(table))
     baseline_label = wrapped_label(table["baseline"].iloc[0])
     # the distance between intervals at the same length, 1.2 % of the axis
@@ -96,13 +96,13 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             for index, (swept_filler, sweep) in enumerate(sweeps.items()):
                 # the shifts of the lines are one step apart, and their mean is 0
                 shift = shift_step * (index - (len(sweeps) - 1) / 2)
-                # a line looks like its first condition, which has this look in all figures
-                look = look_by_condition[next(iter(sweep.values()))]
+                # a line looks like its first condition, which has this style in all figures
+                style = style_by_condition[next(iter(sweep.values()))]
                 plotted_rows = _select_points(rows, sweep, shift)
                 legend_fields = swept_filler if fillers_differ_beyond_text else [swept_filler.text]
                 # a filler without other changes has an empty text for them
                 spelt_fields = map(spell_filler, filter(None, legend_fields))
-                _draw_filler_line(axes, plotted_rows, look, wrapped_label(", ".join(spelt_fields)))
+                _draw_filler_line(axes, plotted_rows, style, wrapped_label(", ".join(spelt_fields)))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
@@ -119,13 +119,13 @@ def _select_points(rows: pandas.DataFrame, sweep: Sweep, shift: float) -> pandas
     return plotted_rows
 
 
-def _draw_filler_line(axes: Axes, plotted_rows: pandas.DataFrame, look: Look, name: str) -> None:
+def _draw_filler_line(axes: Axes, plotted_rows: pandas.DataFrame, style: Style, name: str) -> None:
     """The line of one filler, with interval and mark at each length but that of the baseline.
 
     The last, empty line is the entry of the legend: it has both the line and the mark.
     """
-    colour = look.colour
-    line_options: dict[str, Any] = {"color": colour, "linestyle": look.dashes, "linewidth": 1}
+    colour = style.colour
+    line_options: dict[str, Any] = {"color": colour, "linestyle": style.dashes, "linewidth": 1}
     axes.plot(plotted_rows["x"], plotted_rows["difference"], **line_options)
     contrasts = plotted_rows[plotted_rows["role"] != "baseline"]
     axes.vlines(contrasts["x"], contrasts["low"], contrasts["high"], color=colour, linewidth=0.9)
@@ -135,8 +135,8 @@ def _draw_filler_line(axes: Axes, plotted_rows: pandas.DataFrame, look: Look, na
         contrasts["difference"],
         s=(0.6 * FONT_POINTS) ** 2,  # the area in square points
         c=face_colours,
-        marker=look.marker,
+        marker=style.marker,
         edgecolors=colour,
         zorder=2,
     )
-    axes.plot([], [], marker=look.marker, label=name, **line_options)
+    axes.plot([], [], marker=style.marker, label=name, **line_options)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.constants import JsonObject
-from harness.display.figures.figure_style import LOOKS, choose_looks
+from harness.display.figures.figure_style import STYLES, choose_styles
 from harness.display.report.page_template import fill_template
 from harness.display.report.report_samples import pack
 from harness.display.value_texts import label
@@ -32,7 +32,7 @@ Array = NDArray[Any]
 WEIGHT_LEVELS, UNSEEN_LEVEL = 254, 255
 """The byte of the weight 1, and that of a key (an attended token) which the query does not see."""
 
-PALETTE = tuple(look.colour for look in LOOKS.values())
+PALETTE = tuple(style.colour for style in STYLES.values())
 """The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
 
 MASS_DIGITS = 5
@@ -42,8 +42,8 @@ MASS_DIGITS = 5
 def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
     """Name, label and colour (`slot`) of each condition, in their order."""
     return [
-        {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)}
-        for name, look in choose_looks(names).items()
+        {"name": name, "label": label(name), "slot": PALETTE.index(style.colour)}
+        for name, style in choose_styles(names).items()
     ]
 
 
@@ -173,6 +173,6 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
         role_elements = list(group)
         if role == FILLER_INDEX:
-            # from the start of the first element to the end of the last
+            # the page also has the whole run as one element, before those of its tokens
             yield role_elements[0][0], role_elements[-1][1]
         yield from role_elements
