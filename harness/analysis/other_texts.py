@@ -93,11 +93,7 @@ def _group_texts(
     belong only to the condition for which they were made.
     """
     location_by_condition: dict[str, Any] = {
-        name: (
-            condition.filler_tokens,
-            condition.describe()["placement"],
-            condition.other_changes_text,
-        )
+        name: (condition.filler_tokens, condition.describe()["placement"], condition.changes_text)
         for name, condition in conditions.items()
         if condition.filler_tokens
     }

@@ -126,7 +126,7 @@ class Condition(Strict):
         return self.stated_token_count
 
     @property
-    def other_changes_text(self) -> str:
+    def changes_text(self) -> str:
         """The other changes of the prompt besides the filler, and the intervention."""
         changes = {key: getattr(self, key) for key in (*PROMPT_KEYS, "intervention")}
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
@@ -167,8 +167,11 @@ class Condition(Strict):
         """The entry of a config from which `as_condition` reads this condition again."""
         if self == NAMED_CONDITIONS.get(self.name):
             return self.name
-        values = self.model_dump(mode="json")
-        return {key: value for key, value in values.items() if value not in (None, "", [])}
+        return {
+            key: value
+            for key, value in self.model_dump(mode="json").items()
+            if value not in (None, "", [])
+        }
 
     def describe(self) -> Row:
         """The columns that tables have of a condition: all that a sweep can vary.
@@ -182,7 +185,7 @@ class Condition(Strict):
             "filler": None,
             "filler_tokens": self.filler_tokens,
             "placement": None,
-            "words": self.other_changes_text,
+            "words": self.changes_text,
         }
 
 
@@ -310,7 +313,7 @@ def as_condition(entry: Any) -> Condition:
         raise ConfigError(f"{location}: expected one filler, got {' and '.join(filler_keys)}.")
     condition_class = CLASS_BY_KEY[filler_keys[0]] if filler_keys else Condition
     condition = validate(condition_class, values, location)
-    if not (condition.filler_key or condition.other_changes_text):
+    if not (condition.filler_key or condition.changes_text):
         raise ConfigError(
             f"{location} changes nothing: expected one of "
             f"{', '.join((*CLASS_BY_KEY, *PROMPT_KEYS))}."

@@ -370,10 +370,14 @@ def _build_tasks(
     """
     # a prompt for each sample with one draw, or one prompt for all of them
     repeat_indices = range(config.repeats_per_draw // config.repeats_per_prompt)
-    # the prompts of a problem in one condition and layout, with all its draws and samples
-    prompts_per_condition = config.repeats // config.repeats_per_prompt
-    prompts_per_problem = prompts_per_condition * len(config.all_conditions) * len(config.layouts)
-    total_count = len(dataset.problems) * prompts_per_problem
+    # a problem has its prompts, for all its draws and samples, in each condition and layout
+    prompts_per_problem = config.repeats // config.repeats_per_prompt
+    total_count = (
+        len(dataset.problems)
+        * prompts_per_problem
+        * len(config.all_conditions)
+        * len(config.layouts)
+    )
     finished_count = 0
     tasks = {}
     for layout, example_set, repeat_index, has_examples in product(

@@ -80,9 +80,8 @@ class MadeConfig(Strict):
         another order are one cluster, which has the id of the problem with sorted operands.
         """
         generator = random.Random(self.seed)
-        problem_count = self.count or min(self._possible_count, MOST_MADE_PROBLEMS)
         pair_indices: dict[int, None] = {}  # a dict, because a set would lose the order
-        while len(pair_indices) < problem_count:
+        while len(pair_indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
             pair_indices[generator.randrange(self._possible_count)] = None
         smallest, largest = self.operands
         for pair_index in pair_indices:

@@ -48,11 +48,11 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, Sweep]
     unfilled_condition_by_changes: dict[str, str] = {}
     for name, condition in conditions.items():
         if condition.filler_key is None:
-            unfilled_condition_by_changes.setdefault(condition.other_changes_text, name)
+            unfilled_condition_by_changes.setdefault(condition.changes_text, name)
         elif condition.filler_tokens:
             description = condition.describe()
             swept_filler = SweptFiller(
-                description["filler"], description["placement"], condition.other_changes_text
+                description["filler"], description["placement"], condition.changes_text
             )
             # a later condition of the same length has the same prompt, so the first stands for both
             sweep_by_filler.setdefault(swept_filler, {}).setdefault(condition.filler_tokens, name)
