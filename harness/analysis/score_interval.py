@@ -49,7 +49,8 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
         return abs(statistic) - critical_value
 
     # a mean of 0 or 1 is itself an end of the interval, so only the other end is searched for
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     if mean - low >= ROOT_GAP:
         low = brentq(statistic_excess, mean, _point_before_end(low, mean))
     if high - mean >= ROOT_GAP:

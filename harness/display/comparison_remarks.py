@@ -248,7 +248,8 @@ def _join_verdict_and_place(board: Leaderboard, verdict: str | None, place: str)
     """
     baseline_noun = baseline_phrase = label(board.baseline)
     if board.baseline == BASELINE:
-        baseline_noun, baseline_phrase = "no text", "without a text"
+        baseline_noun = "no text"
+        baseline_phrase = "without a text"
     if verdict == "inconclusive" and place in ("above", "below"):
         # in one clause, because "inconclusive; better than" would seem to contradict itself
         return f"differs from other texts of this length, not from {baseline_noun}"
@@ -369,7 +370,8 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         yield from _describe_special_samples(rows, setting_text)
         # the sort is stable: if conditions have equal sums, the first and the last are named
         sorted_rows = sorted(rows, key=_sum_ungraded_percent)
-        least_row, most_row = sorted_rows[0], sorted_rows[-1]
+        least_row = sorted_rows[0]
+        most_row = sorted_rows[-1]
         if _sum_ungraded_percent(most_row) >= UNGRADED_PERCENT_FOR_WARNING:
             extremes_text = f"most in {_describe_endings(most_row)}"
             if least_row is not most_row:

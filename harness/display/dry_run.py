@@ -140,7 +140,8 @@ def _count_prompt_tokens(plan: Plan) -> int:
 
 def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
     """The model, the dataset, gold answers, how answers are read, and layouts, with notes."""
-    config, problems = plan.config, plan.dataset.problems
+    config = plan.config
+    problems = plan.dataset.problems
     yield f"model     {config.model.display_name} through {config.model.backend}"
     for name, switch_value in template_switches(config.model.model_args).items():
         yield f"template  {name}: {json.dumps(switch_value)}"
@@ -224,7 +225,8 @@ def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
 
     Examples are drawn from a pool of problems that are not asked, unless they come from a file.
     """
-    total_count, problems = len(plan.full_dataset.problems), plan.dataset.problems
+    total_count = len(plan.full_dataset.problems)
+    problems = plan.dataset.problems
     counts_text = str(len(problems))
     if len(problems) < total_count:
         counts_text += f" of {total_count}"

@@ -93,7 +93,8 @@ def _label_choices(raw_choices: Any) -> list[tuple[str, str]]:
         # A list has no labels, so it gets letters. Choices after Z get `?`, which is in no order of
         # labels, so that they are refused.
         choice_count = len(raw_choices)
-        labels, texts = [*LETTERS.ljust(choice_count, "?")[:choice_count]], raw_choices
+        labels = [*LETTERS.ljust(choice_count, "?")[:choice_count]]
+        texts = raw_choices
     else:
         return []
     # a text without a label, or a label without a text, would lose a choice
@@ -168,7 +169,8 @@ def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:
 
     An answer of the kind `text` is the text of the choice.
     """
-    sought_name, choice_names = gold, [*choices.values()]
+    sought_name = gold
+    choice_names = [*choices.values()]
     if kind == "letter":
         sought_name = re.sub(r"\W", "", gold).upper()
         choice_names = [label.upper() for label in choices]

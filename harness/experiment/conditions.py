@@ -147,7 +147,8 @@ class Condition(Strict):
         """
         # the run's template of the question belongs to the run's template
         if self.template:
-            template, question_template = self.template, None
+            template = self.template
+            question_template = None
         return template, self.question or question_template or template
 
     def mentions_filler(self, template: str | None, question_template: str | None) -> bool:

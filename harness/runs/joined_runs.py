@@ -306,7 +306,8 @@ def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
 
     Empty if they are the same, or if a run has no such texts.
     """
-    old_texts, new_texts = old_run.problems.get(role, {}), new_run.problems.get(role, {})
+    old_texts = old_run.problems.get(role, {})
+    new_texts = new_run.problems.get(role, {})
     shared_ids = [problem_id for problem_id in old_texts if problem_id in new_texts]
     if old_texts and new_texts and not shared_ids:
         return "they have no problem in common"

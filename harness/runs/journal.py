@@ -118,7 +118,8 @@ class Journal:
     def _write_line(self, record: JsonObject | KeyedRecord) -> None:
         """Write a whole line at the end of the file, or none of it."""
         line = msgspec.json.encode(record) + b"\n"
-        line_offset, written_size = os.lseek(self._file_descriptor, 0, os.SEEK_END), 0
+        line_offset = os.lseek(self._file_descriptor, 0, os.SEEK_END)
+        written_size = 0
         with explain_write_errors(self.path):
             try:
                 while written_size < len(line):
@@ -152,12 +153,14 @@ class StoredJournal(Generic[Record]):
     """
 
     def __init__(self, path: Path, record_type: type[Record]) -> None:
-        self._path, self._record_type = path, record_type
+        self._path = path
+        self._record_type = record_type
         self._start_reading()
 
     def _start_reading(self) -> None:
         """Begin at the first line, and read the header."""
-        self._digest, self.torn_bytes = hashlib.sha256(), 0
+        self._digest = hashlib.sha256()
+        self.torn_bytes = 0
         self.notes: list[JsonObject] = []
         self._numbered_lines = self._read_lines()
         self.header: JsonObject = {}

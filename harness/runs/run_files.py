@@ -141,7 +141,8 @@ class RunFiles:
                 )
             graded_samples_of_prompts[prompt_index.find(sample)].append((sample, score))
         # a prompt without all samples that its task requests shows that the run is not finished
-        incomplete_problems, total_expected_count = [], 0
+        incomplete_problems = []
+        total_expected_count = 0
         for prompt, graded_samples in zip(self.prompts, graded_samples_of_prompts, strict=True):
             task = self.identity.tasks[prompt.task]
             expected_count = task.replicates * task.samples

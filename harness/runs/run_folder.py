@@ -106,7 +106,8 @@ def _prepare_journal(
     The files of a run without samples are removed. An extended run gets its new header and prompts,
     and loses its receipt. The files of a run that is continued as it is stay as they are.
     """
-    header, path = as_json(identity), files.path
+    header = as_json(identity)
+    path = files.path
     unpack_files(path)
     if not files.has_sample:
         # without a sample nothing needs protection

@@ -137,7 +137,8 @@ class Run:
         elif Path(path).is_dir():
             return cls._of_folder(Path(path), metric)
         else:
-            run_name, conditions_and_files = str(path), [("", Path(path))]
+            run_name = str(path)
+            conditions_and_files = [("", Path(path))]
         if not conditions_and_files:
             raise ConfigError("Expected a log for each condition, got none.")
         # A single file may be of any kind. Several files can only be logs of lm-eval.

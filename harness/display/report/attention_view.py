@@ -118,7 +118,8 @@ def describe_prompt(
     is_later_key = key_positions > query_positions[:, None]
     # [key, region] 1 where the region has the key, else 0
     region_masks = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
-    packed_layers, region_sums = [], []
+    packed_layers = []
+    region_sums = []
     for layer, layer_means in enumerate(mean_weights):
         # [head, query, key]
         weights = layer_means[:, None]

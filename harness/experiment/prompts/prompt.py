@@ -351,8 +351,10 @@ def _insert_at_random(
     segments, index, position = random.Random(seed).choice(boundaries)
     if not position:
         return system, insertion + body
-    role, text = segments[index].role, segments[index].text
-    head, tail = Segment(role, text[:position]), Segment(role, text[position:])
+    role = segments[index].role
+    text = segments[index].text
+    head = Segment(role, text[:position])
+    tail = Segment(role, text[position:])
     # `insertion` ends with a separator; another one stands before the filler
     inserted_segments = [head, insertion[-1], *insertion, tail]
     segments_with_filler = segments[:index] + inserted_segments + segments[index + 1 :]

@@ -192,7 +192,8 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
     logs_with_settings = [log for log in logs if log.settings]
     for log in logs_with_settings[1:]:
         first_log = logs_with_settings[0]
-        first_settings, settings = first_log.settings, log.settings
+        first_settings = first_log.settings
+        settings = log.settings
         # Versions are compared within one task. All tasks of mless have the same version.
         are_ours = is_ours(log.prompts[0].doc) and is_ours(first_log.prompts[0].doc)
         if are_ours or log.results.task == first_log.results.task:

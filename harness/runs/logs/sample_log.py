@@ -193,7 +193,8 @@ def _read_prompt(
         ]
     # `mless tasks --wrap` writes condition and filler of another task into its metadata
     metadata = results.task_config.metadata or {}
-    condition, filler = metadata.get("filler_condition") or "", metadata.get("filler")
+    condition = metadata.get("filler_condition") or ""
+    filler = metadata.get("filler")
     # a prompt without these texts was sent by another command; none if they are not known
     document_texts = [] if filler is None else [str(filler)]
     if is_ours(line.doc):
@@ -231,7 +232,8 @@ def _read_document(
     try:
         answer, *alternatives = read_golds(line.target)
     except ValidationError:  # `mless table` needs no gold answer
-        answer, alternatives = "", []
+        answer = ""
+        alternatives = []
     logged_doc = line.doc
     doc = logged_doc | {
         "id": str(logged_doc.get("id") or logged_doc.get("unique_id") or line.doc_id),
@@ -279,7 +281,8 @@ def _remove_document_texts(
     """
     if not document_texts:
         return None
-    remaining_text, surroundings = sent_text, ""
+    remaining_text = sent_text
+    surroundings = ""
     # chat templates may remove blanks around a turn
     for document_text in filter(None, map(str.strip, reversed(document_texts))):
         text_before, matched_text, text_after = remaining_text.rpartition(document_text)
@@ -339,7 +342,8 @@ def _read_prompt_text(location: str, line: LogLine) -> _PromptText:
     """
     request = line.arguments.get("gen_args_0", {})
     # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
-    context, is_answered = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
+    context = request.get("arg_0")
+    is_answered = isinstance(request.get("arg_1"), dict)
     if isinstance(context, str):
         return _PromptText(context, context, is_answered)
     if not isinstance(context, list):

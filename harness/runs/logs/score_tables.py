@@ -91,7 +91,8 @@ def read_table(
         ConfigError: no column or several columns fit a role.
     """
     if isinstance(file_or_frame, Path):
-        table_name, records = str(file_or_frame), list(read_data(file_or_frame))
+        table_name = str(file_or_frame)
+        records = list(read_data(file_or_frame))
     else:
         table_name = "the frame"
         frame_rows: Any = file_or_frame.rename(columns=str).to_dict("records")
