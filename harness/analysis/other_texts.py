@@ -151,7 +151,7 @@ def _compare_with_texts(
     return row
 
 
-def place_contrasts(comparison: pandas.DataFrame, text_frame: pandas.DataFrame) -> pandas.DataFrame:
+def add_places(comparison: pandas.DataFrame, text_frame: pandas.DataFrame) -> pandas.DataFrame:
     """The comparison with the place of each condition among other texts.
 
     A place is shown only if it is the same for all families.

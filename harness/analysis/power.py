@@ -108,15 +108,17 @@ def _power_of_one_prompt(effect_size: float, plan: PlannedComparison) -> float:
     undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - effect_size**2)
     chance_right = 0.5 + effect_size / (2 * undecided_share)
     success_counts = np.arange(2 * repeats + 1)
-    # chances[c]: the share of problems with c successes
-    chances = undecided_share * np.diff(bdtr(success_counts, 2 * repeats, chance_right), prepend=0)
+    # success_shares[c]: the share of problems with c successes
+    success_shares = undecided_share * np.diff(
+        bdtr(success_counts, 2 * repeats, chance_right), prepend=0
+    )
     # a settled problem has a change of 0, as an undecided one with `repeats` successes has
-    chances[repeats] += 1 - undecided_share
+    success_shares[repeats] += 1 - undecided_share
     # rounding errors of the sum would be refused by `multinomial`
-    chances /= chances.sum()
+    success_shares /= success_shares.sum()
     # problem_counts[run, c]: the number of problems with c successes, which are all alike
     problem_counts = np.random.default_rng(DEFAULT_SEED).multinomial(
-        plan.problem_count, chances, size=SIMULATED_RUN_COUNT
+        plan.problem_count, success_shares, size=SIMULATED_RUN_COUNT
     )
     changes = success_counts - repeats
     critical_sums = ndtri(1 - plan.alpha / 2) * np.sqrt(problem_counts @ changes**2)

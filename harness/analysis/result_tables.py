@@ -10,7 +10,7 @@ from harness.analysis.answer_shares import answer_table
 from harness.analysis.baseline_comparison import Design, compare_outcomes
 from harness.analysis.joint_outcomes import together_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
-from harness.analysis.other_texts import place_contrasts, text_table
+from harness.analysis.other_texts import add_places, text_table
 from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.sample_scores import choose_score
 from harness.constants import BASELINE, GOLD_FIRST, Row
@@ -90,7 +90,7 @@ def make_leaderboard(
     side_tables = _make_side_tables(frame, outcomes, comparison, design, join_conditions(runs))
     return Leaderboard(
         **vars(design),  # a leaderboard is a design with tables
-        comparison=place_contrasts(comparison, side_tables["texts"]),
+        comparison=add_places(comparison, side_tables["texts"]),
         side_tables=side_tables,
         cluster_count=cluster_count if cluster_count < len(problems) else 0,
         copy_count=len(problems) - question_count,

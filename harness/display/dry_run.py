@@ -281,12 +281,12 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
         gold_readings += [
             _read_gold(problem, answer) for answer in (problem.answer, *problem.alternatives)
         ]
-    refusals = [reading.description for reading in gold_readings if reading.is_refused]
+    refusal_texts = [reading.description for reading in gold_readings if reading.is_refused]
     accepted_readings = [reading for reading in gold_readings if not reading.is_refused]
-    if refusals:
+    if refusal_texts:
         yield (
-            f"golds     {len(refusals)} of {len(gold_readings)} gold answers cannot be compared: "
-            f"only an identical text is correct. {list_first(refusals, 5)}"
+            f"golds     {len(refusal_texts)} of {len(gold_readings)} gold answers cannot be "
+            f"compared: only an identical text is correct. {list_first(refusal_texts, 5)}"
         )
     else:
         yield f"golds     all {len(gold_readings)} can be compared with an answer"
@@ -306,20 +306,20 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
     config = plan.config
     if config.endpoint != ANSWER_LOGPROB:
         yield f"sampling  {config.sampling_description}, at most {config.max_gen_toks} tokens each"
-    details = []
+    detail_texts = []
     if config.replicates > 1:
-        details = [f"{name} {config.replicates} times" for name in config.replicated_names]
+        detail_texts = [f"{name} {config.replicates} times" for name in config.replicated_names]
     if config.positive_control:
-        details.append(POSITIVE_CONTROL)
+        detail_texts.append(POSITIVE_CONTROL)
     if config.other_texts:
         family_texts = [
             f"{count} {name.replace('_', ' ')}" for name, count in config.other_texts.items()
         ]
         prompt_count = sum(row.task.condition.kind == OTHER_TEXT for row in plan.rows)
-        details.append(
+        detail_texts.append(
             f"{prompt_count * config.repeats_per_prompt} of {' and '.join(family_texts)}"
         )
-    details_text = f": {', '.join(details)}" if details else ""
+    details_text = f": {', '.join(detail_texts)}" if detail_texts else ""
     yield f"requests  {plan.completion_count}{details_text}"
     if arm_count := len(config.interventions):
         yield (
@@ -340,8 +340,10 @@ def _make_token_cells(group: Sequence[ConditionPrompts]) -> dict[str, str]:
 
     The filler's tokens are a range if prompts differ. Its position is that in the first prompt.
     """
-    lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in group)]
-    if not lengths:
+    prompt_lengths = [
+        *chain.from_iterable(condition_prompts.lengths for condition_prompts in group)
+    ]
+    if not prompt_lengths:
         return {}
     prompts = [*chain.from_iterable(condition_prompts.prompts for condition_prompts in group)]
     filler_counts = [prompt.filler_tokens for prompt in prompts]
@@ -355,9 +357,9 @@ def _make_token_cells(group: Sequence[ConditionPrompts]) -> dict[str, str]:
     return {
         "filler": filler_text,
         "position": position,
-        "least": str(min(lengths)),
-        "median": f"{statistics.median(lengths):.0f}",
-        "most": str(max(lengths)),
+        "least": str(min(prompt_lengths)),
+        "median": f"{statistics.median(prompt_lengths):.0f}",
+        "most": str(max(prompt_lengths)),
     }
 
 
