@@ -60,7 +60,8 @@ NATS_MARGIN = 0.1
 likely."""
 SCORE_COLUMN = "table_score"
 """The column of a table's scores, which may be numbers of any meaning."""
-BETTER_OR_WORSE, HIGHER_OR_LOWER = ("better", "worse"), ("higher", "lower")
+BETTER_OR_WORSE = ("better", "worse")
+HIGHER_OR_LOWER = ("higher", "lower")
 SIGNIFICANT_VERDICTS = (*BETTER_OR_WORSE, *HIGHER_OR_LOWER)
 """Verdicts that need a significant test; only these are bold. Whether a larger `table_score` is
 better is unknown, so such scores are only higher or lower."""

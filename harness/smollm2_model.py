@@ -176,7 +176,9 @@ def convert_gguf(gguf_path: str, output_folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     ).to(torch.bfloat16)
-    model.hf_quantizer, model.is_quantized = None, False  # the saved weights are not quantised
+    # the saved weights are not quantised
+    model.hf_quantizer = None
+    model.is_quantized = False
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(output_folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(output_folder)

@@ -13,7 +13,8 @@ from harness.errors import ConfigError
 AUTO = "auto"
 """The number of engines that stands for one on each GPU, or for one without a GPU."""
 
-MOST_ENGINES_PER_CORE, MOST_ENGINES_ON_FEW_CORES = 4, 8
+MOST_ENGINES_PER_CORE = 4
+MOST_ENGINES_ON_FEW_CORES = 8
 """Without a GPU a run may have the larger of two numbers of engines: the first for each core, or
 the second in total. The user decides how many fit, but nothing else would stop 9999 processes."""
 

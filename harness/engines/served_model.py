@@ -174,9 +174,7 @@ class ServedModel:
                 # all calls go on while this waits for the next to finish, and at no other time
                 finished_calls, _ = self._runner.run(
                     asyncio.wait(
-                        request_by_call,
-                        timeout=POLL_SECONDS,
-                        return_when=asyncio.FIRST_COMPLETED,
+                        request_by_call, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
                 )
                 completions = []

@@ -284,11 +284,7 @@ class VLLMEngine:
         for recording_name in arguments_by_rank[0]:
             # [layer, set, head, key]: each rank has some of the heads
             self._attention_by_recording[recording_name] = np.concatenate(
-                [
-                    np.memmap(*arguments_by_recording[recording_name])
-                    for arguments_by_recording in arguments_by_rank
-                ],
-                axis=2,
+                [np.memmap(*arguments[recording_name]) for arguments in arguments_by_rank], axis=2
             )
 
     def _make_death_error(self) -> EngineError:

@@ -92,7 +92,7 @@ class _Session:
         self._has_unexpected_reasoning = False
         """Whether a completion has reasoning although the model is not known to reason."""
         self._held_replies = HeldReplies(plan)
-        self._last_served_model: JsonObject | None = None
+        self._last_model: JsonObject | None = None
         """The server's description of the model in the last session."""
         self._line_by_task = plan.line_by_task
         """The line of the display of progress that counts the samples of a task."""
@@ -123,7 +123,7 @@ class _Session:
             self.show_scores(scorer.poll())
         for note in journal.notes:
             if note.get("engine"):
-                self._last_served_model = note["engine"].get("served")
+                self._last_model = note["engine"].get("served")
 
     def generate(self, scorer: Scorer, engine_choice: int | str) -> None:
         """Load the model and generate the missing samples.
@@ -183,14 +183,10 @@ class _Session:
         A server can give another model the same name, so `root` is compared. Other facts, such as
         the length of the context, change no sample.
         """
-        if (
-            served_model
-            and self._last_served_model
-            and served_model["root"] != self._last_served_model["root"]
-        ):
+        if served_model and self._last_model and served_model["root"] != self._last_model["root"]:
             raise changed_settings_error(
                 self._folder.path / JOURNAL,
-                list_differences(self._last_served_model, served_model, "served"),
+                list_differences(self._last_model, served_model, "served"),
             )
 
     def show_scores(self, scores: Iterable[Score]) -> None:
