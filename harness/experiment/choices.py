@@ -134,6 +134,7 @@ def find_letters(
         for (location, fields), golds in zip(located_fields, golds_by_problem, strict=True)
     ]
     kinds = [answer_is] if answer_is else get_args(AnswerKind)
+    # for each kind, the letter of every problem, which is empty if the answer names no choice
     letters_by_kind = {
         kind: [_find_letter(kind, choices, gold) for _, choices, gold in located_answers]
         for kind in kinds
@@ -141,7 +142,7 @@ def find_letters(
     # most answers have a letter in this kind, and the first error below names one that has none
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     is_guessed_index = not answer_is and best_kind.startswith("index")
-    # the letters in each kind that fits all answers
+    # the letters of the kinds that fit all answers: the lists without an empty letter
     fitting_letter_lists = [*filter(all, letters_by_kind.values())]
     for index, (location, choices, gold) in enumerate(located_answers):
         answer_text = f"{location}: the answer {gold!r}"

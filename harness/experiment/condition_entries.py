@@ -214,8 +214,13 @@ def _make_other_texts(
 def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> Iterator[Condition]:
     """Yield the texts of a family in the order in which a run takes them, each as a condition.
 
-    Every sentence comes once, in random order. Random texts do not end, and have the seeds after
-    that of the run. Apart from the filler, each condition has the settings of the tested one.
+    A text has a number in its family, which is part of its name. Sentences have their numbers in
+    sentences.yaml, and each comes once, in random order. Random texts are numbered from 1 without
+    an end, and the seed of a text is that of the run plus its number. Apart from the filler, each
+    condition has the settings of the tested one.
+
+    Raises:
+        ConfigError: random texts would also change the place of the filler.
     """
     numbers: Iterable[int] = count(1)
     if family == "sentences":

@@ -135,8 +135,9 @@ class FewshotConfig(Strict):
         """
         example_ids = stored_ids
         requested_counts = [self.num_fewshot] * self.draws
-        # A run with other numbers of draws or examples cannot be continued. New examples are chosen
-        # here, so that the comparison of both configs refuses it and names both numbers.
+        # A new run has no stored examples, so they are chosen. A run with other numbers of draws or
+        # examples cannot be continued. For it new examples are chosen as well, so that the later
+        # comparison of both configs refuses it and names both numbers.
         if example_ids is None or [*map(len, example_ids.example_sets)] != requested_counts:
             example_ids = self._choose_examples(problems)
         problem_by_id = {problem.id: problem for problem in problems}

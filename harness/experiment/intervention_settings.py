@@ -179,6 +179,7 @@ class AttentionIntervention(_LayerIntervention):
         # the part of a filler here is the inserted text: the filler with its separators
         part_positions = positions_by_part["inserted" if self.part == "filler" else self.part]
         if self.count:
+            # the selected tokens are then the entire part, as if the others did not belong to it
             part_positions = selected_positions
         changed_positions = [
             position
@@ -347,10 +348,12 @@ def resolve_interventions(
     positions_by_part: PositionsByPart,
     token_ids: Sequence[int],
 ) -> list[ResolvedChange]:
-    """The changes of one prompt by a list of interventions.
+    """The changes of one prompt by a list of interventions, as the engines get them.
 
-    A layer is in at most one change of the kind `attention`. Its `weights` are the ranges of
-    `AttentionIntervention.find_ranges`; where ranges overlap, the last one holds.
+    First come the changes of all other kinds, in the order of the list, then those of the kind
+    `attention`. The ranges of these are joined by layer, so that a layer is in at most one such
+    change. Its `weights` are the ranges of `AttentionIntervention.find_ranges`; where ranges
+    overlap, the last one holds.
 
     Raises:
         PromptMismatchError: an intervention does not fit the prompt.

@@ -109,9 +109,10 @@ class Plan:
 
     @property
     def line_by_task(self) -> dict[str, str]:
-        """The progress line of each task.
+        """The name of the progress line of each task, by the task's name.
 
-        Reference conditions of the same kind share a line, and so do all draws and samples.
+        The display of progress counts completions by these names. Reference conditions of the same
+        kind share a line, and so do all draws and samples.
         """
         return {
             task_name: group_name(
@@ -436,7 +437,8 @@ class Request:
     """One completion to generate.
 
     Attributes:
-        task: The task's name in lm-eval.
+        task: The task's name in lm-eval, as in `PlanRow.task_name`. It is called as in the
+            journal, into which it is copied.
         problem_id: The id of the problem.
         sample_index: The index of the sample of this problem, over all draws of examples.
         replicate: 0, and 1 in the repeat run.

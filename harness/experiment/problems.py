@@ -144,8 +144,10 @@ def add_facts(
     load.
 
     Args:
-        facts_and_location_by_question: Those of the first problem with each question. Those of this
-            problem are added if its question is new.
+        facts_and_location_by_question: For each question so far, in the form of `fold_text`, the
+            facts of its first problem as one text, and the location of that problem. Both are added
+            here if the question is new. The caller begins with an empty mapping, and passes
+            the same one for all problems of a file.
         question: What the baseline's prompt shows of the problem.
         facts: The accepted answers in any order, and a name of the cluster if the file has one.
         location: The location of the problem, for messages.

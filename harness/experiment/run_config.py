@@ -65,10 +65,10 @@ ContrastName = Annotated[str, AfterValidator(lambda text: contrast_name(*read_co
 """A contrast such as `mless - wo`, with one blank on either side of the sign."""
 
 
-_FREE_KEYS = "output audit name dataset primary contrasts".split()
-"""Keys whose values may differ when a run is continued."""
+_KEYS_THAT_MAY_CHANGE = "output audit name dataset primary contrasts".split()
+"""Keys whose values may differ when a run is continued, so `RunConfig.identity` leaves them out."""
 _RECORDED_KEYS = "replicates layouts instruction gen_kwargs repeats max_gen_toks until seed".split()
-"""Keys that are recorded with their defaults too."""
+"""Keys that are in `RunConfig.identity` even with their default values, unlike other keys."""
 
 
 class RunConfig(Strict):
@@ -415,7 +415,7 @@ class RunConfig(Strict):
         values = {
             key: value
             for key, value in self.values_with_defaults().items()
-            if key not in _FREE_KEYS and (key in changed_keys or key in _RECORDED_KEYS)
+            if key not in _KEYS_THAT_MAY_CHANGE and (key in changed_keys or key in _RECORDED_KEYS)
         }
         if self.other_texts:
             # only their families, because a continued run may have more texts
