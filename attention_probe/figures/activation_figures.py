@@ -56,7 +56,7 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     quantity_rows += [
         ("histogram", bin_start, "share of activations") for bin_start in _BIN_EDGES[:-1]
     ]
-    # its rows, and the columns of the numbers by condition, [prompt, quantity], have the same order
+    # row i describes the quantity of column i of the numbers below, whose rows are prompts
     quantity_table = pandas.DataFrame(quantity_rows, columns=["quantity", "x", "unit"])
     numbers_by_condition = {
         condition: pandas.DataFrame(
@@ -69,6 +69,7 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     )
     averages = []
     for condition, numbers in numbers_by_condition.items():
+        # a row for each column of the numbers, so it is joined to the quantity of the same index
         points = average_columns(numbers.to_numpy(), clusters)
         averages.append(quantity_table.assign(condition=condition).join(points))
     # the contrast is the last condition, and its numbers are changes

@@ -317,8 +317,9 @@ class Evaluator:
                 return self.limit_size(base**exponent.numerator)
         base = _rounded(base)
         rounded_exponent = _rounded(exponent)
-        # The power has about exponent * base_bits bits. The limit is checked on the logarithms of
-        # both factors, because an exponent may be too large to multiply.
+        # `mag` estimates a binary logarithm from above. The power has about exponent * base_bits
+        # bits. The limit is checked on the logarithms of both factors, because an exponent may be
+        # too large to multiply.
         base_bits = max(1, abs(mpmath.mag(base))) if base else 0
         if mpmath.mag(rounded_exponent) + mpmath.mag(base_bits) > MOST_ROUNDED_BITS.bit_length():
             raise TooLarge("number too large")

@@ -80,7 +80,9 @@ class GraderPool:
             self._finished_results.put((tag, job))
             return
         grade, comparison_fields = _grade_as_text(job)
+        # there are no such fields if the verdict is already known
         steps = [COMPARISON_STEP] if comparison_fields else []
+        # `GraderProcess.grade` describes the keys
         request = {"grade": asdict(grade), **comparison_fields}
         if self._with_audit:
             # the authors' rule looks for a box, so it cannot grade an answer that is a line
@@ -118,7 +120,13 @@ class GraderPool:
             yield from self.poll(1.0)
 
     def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: Sequence[str]) -> None:
-        """Let a process do the job, unless an equal job has been submitted."""
+        """Let a process do the job, unless an equal job has been submitted.
+
+        Args:
+            tag: The tag of the result.
+            request: What the steps need: see `GraderProcess.grade`.
+            steps: The graders of the job.
+        """
         key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
         if key not in self._future_by_key:
             if len(self._future_by_key) >= MOST_CACHED_RESULTS:
@@ -145,8 +153,9 @@ class GraderPool:
 def _grade_as_text(job: GradeJob) -> tuple[Grade, dict[str, Any]]:
     """Grade a job by comparing texts, and return what a worker needs to compare as mathematics.
 
-    The latter is empty if texts decide: there is no answer, or it is equal to a target. Otherwise
-    the grade is incorrect until a worker has replaced its verdict.
+    A worker needs `targets`, the accepted answers, and `decimal`, the job's decimal sign. It needs
+    nothing if texts decide: there is no answer, or it is equal to a target. Then the mapping is
+    empty. Otherwise the grade is incorrect until a worker has replaced its verdict.
     """
     answer = read_answer(job)
     if isinstance(answer, Grade):

@@ -99,7 +99,10 @@ class GraderProcess:
         loss may be accidental. The next step gets a new process.
 
         Args:
-            request: What its graders need; `grade` has the fields that are known without them.
+            request: What the steps need, by four keys. `grade`: the fields of the `Grade` that are
+                known before the steps. `targets` and `decimal`: the accepted answers and the
+                job's decimal sign, for the comparison. `audit`: the texts of `select_audit_texts`,
+                for the other graders. Keys of steps that are left out may be missing.
             steps: The graders: the comparison, those of the audit, or all.
 
         Raises:
@@ -149,6 +152,7 @@ class GraderProcess:
         except OSError as error:
             raise GraderError(f"no process for grading can be started: {error}.") from None
         except LostProcess as loss:
+            # the exchange has ended the process, and `end` has kept its last message
             raise GraderError(
                 f"no grader worker can be started ({loss.args[1]}): {self._last_message}"
             ) from None
@@ -283,7 +287,12 @@ def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
 
 
 def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
-    """The columns of one step of a job, and a remark."""
+    """The columns of one step of a job, and a remark.
+
+    Args:
+        step: The name of the step.
+        request: See `GraderProcess.grade`.
+    """
     if step != COMPARISON_STEP:
         return run_step(step, request["audit"])
     grade = compare_answers(

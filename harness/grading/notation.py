@@ -428,9 +428,10 @@ def _separates_entries(digit_group_match: re.Match[str]) -> bool:
         _REVERSED_BEGINNING_OF_ENTRY.match(text[: digit_group_match.start()][::-1]),
         _REST_OF_ENTRY.match(text, digit_group_match.end()),
     )
-    # a side without a match has another mark, or none
+    # A side matches only if its nearest mark is a comma without a blank after it, or a bracket that
+    # encloses the group. Any other side says nothing about the group's commas, and is left out.
     nearest_marks = [match[1] for match in matches if match]
-    # two marks of which neither is a comma are a pair of brackets
+    # without a comma, two marks are the brackets around the group
     return "," in nearest_marks or len(nearest_marks) == 2
 
 

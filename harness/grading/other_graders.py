@@ -16,7 +16,10 @@ from harness.grading.authors_rule import authors_rule
 
 
 def select_audit_texts(job: GradeJob) -> dict[str, str]:
-    r"""The texts of a job that the other graders read.
+    r"""The texts of a job that the other graders read: four, by the keys of the result.
+
+    The authors' rule reads `prompt`, `completion` and the gold answer `target`. math_verify reads
+    `completion`, and the gold answer in `solution`.
 
     The prompt is left out if no grader reads it, so that equal jobs are done once. The authors'
     rule reads the last `\boxed` of prompt and completion, so the prompt matters only if the

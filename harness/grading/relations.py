@@ -164,15 +164,18 @@ def defined_value(
     # the equation `5=x` is exchanged, so that its value is the last term
     if len(terms) == 2 and is_named(terms[1]) and not is_named(terms[0]):
         terms = terms[::-1]
-    *earlier_terms, last_term = terms
+    # these must be the same as the last term: all others, except those without a known value
+    *compared_terms, last_term = terms
     if is_named(terms[0]):
-        del earlier_terms[0]
-        if earlier_terms and approximate(last_term) is not None:
+        del compared_terms[0]
+        if compared_terms and approximate(last_term) is not None:
             # in `y=2x+1=7` the letters of `2x+1` have no known values, so it is not compared with 7
-            earlier_terms = [
-                term for term in earlier_terms if _VARIABLE.fullmatch(term) or not has_letters(term)
+            compared_terms = [
+                term
+                for term in compared_terms
+                if _VARIABLE.fullmatch(term) or not has_letters(term)
             ]
-    return last_term if all(are_same(term, last_term) for term in earlier_terms) else None
+    return last_term if all(are_same(term, last_term) for term in compared_terms) else None
 
 
 def exact_part(text: str) -> str:
@@ -337,8 +340,11 @@ class _NumberLine:
     ) -> Membership:
         r"""Read a list of relations.
 
-        `x\ne 1,2` excludes both numbers. `or` makes a union, and `and` an intersection. Only a list
-        that is separated by commas alone has the combination that is given.
+        The first of these rules that applies decides how they are combined:
+
+        - A list that begins with `x\ne 1` is an intersection: `x\ne 1,2` excludes both numbers.
+        - `or` makes a union, and `and` an intersection.
+        - A list that is separated by commas alone has the combination that is given.
 
         Args:
             members: The relations.

@@ -194,7 +194,8 @@ def in_digits(plain_text: str) -> str:
     """Write `two`, `\\text{twenty-one}` or `minus three` in digits; keep any other text.
 
     `two thousand five` has two groups. Each is multiplied by the scale after it, if there is one,
-    and they are added: 2 * 1000 + 5.
+    and they are added: 2 * 1000 + 5. Every word must extend its group or be a scale that ends it.
+    Otherwise the words are not a number, and the text is kept.
     """
     match = _NUMBER_IN_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
     if not match:
