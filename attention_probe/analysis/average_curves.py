@@ -76,9 +76,7 @@ class CurveSettings:
         table = np.full((len(traces), width), np.nan)
         for row, trace in zip(table, traces, strict=True):
             mean_weights = trace.mean_common if self.definition == "common" else trace.mean_all
-            positions = trace.original_pos
-            if self.view == "full":
-                positions = np.arange(len(trace.tokens))
+            positions = np.arange(len(trace.tokens)) if self.view == "full" else trace.original_pos
             # no x is negative, so inserted tokens, whose aligned position is -1, are left out
             is_in_curve = positions >= self.first_x(header)
             curve = mean_weights[layer_index, head_index]
@@ -122,6 +120,7 @@ def average_curve(
             region of the filler.
     """
     condition_traces = [traces.get(problem_id, condition) for problem_id in problem_ids]
+    # empty in the aligned view, in which no point lies in the filler
     filler_positions: Integers | tuple[()] = ()
     if settings.view == "full":
         condition_traces = _select_common_region(condition_traces)

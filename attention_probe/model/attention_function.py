@@ -261,15 +261,15 @@ def _count_block_queries(weights_per_query: int, device: torch.device) -> int:
 
 
 @contextmanager
-def silence_transformers(*, has_progress_bars: bool = True) -> Iterator[None]:
-    """Silence transformers' warnings, and also its progress bars unless `has_progress_bars`.
+def silence_transformers(*, keep_progress_bars: bool = True) -> Iterator[None]:
+    """Silence transformers' warnings, and also its progress bars unless `keep_progress_bars`.
 
-    The probe itself checks what these warnings are about.
+    The probe itself checks what these warnings are about. At the end both are as they were before.
     """
     previous_verbosity = logging.get_verbosity()
     had_progress_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    if not has_progress_bars:
+    if not keep_progress_bars:
         logging.disable_progress_bar()
     try:
         yield

@@ -84,10 +84,11 @@ def load_model(
         raise
     # the hub, safetensors, JSON, transformers and configs have errors without a common class
     except Exception as error:
-        message = explain_hub_error(name, error)
-        if Path(name).is_dir():
-            message = f"{name} cannot be loaded on {device}: {quote_error(error)}"
-        raise ModelError(message) from error
+        raise ModelError(
+            f"{name} cannot be loaded on {device}: {quote_error(error)}"
+            if Path(name).is_dir()
+            else explain_hub_error(name, error)
+        ) from error
     return loaded_model
 
 
@@ -113,7 +114,8 @@ def _load_checkpoint(
             f"{list_numbers(layer_indices)}."
         )
     layers_path = _find_layers_path(config, name, is_trusted)
-    with silence_transformers(has_progress_bars=not is_folder):
+    # only a hub model may have to be downloaded, which progress bars show
+    with silence_transformers(keep_progress_bars=not is_folder):
         model, loading_info = AutoModel.from_pretrained(
             name,
             revision=commit,

@@ -239,7 +239,9 @@ def _make_replacement(own_outputs: Tensor, source_outputs: Tensor, change: Chang
             # the own outputs without their projection on the source's
             dot_products = (own_outputs * source_outputs).sum(-1, keepdim=True)
             return own_outputs - dot_products / source_norm**2 * source_outputs
-        case _:  # `first` and `ordinary`, which differ in the source
+        case _:
+            # `first` and `ordinary`: the source ends with the prompt's first token, or with the
+            # instruction's last one
             return source_outputs
 
 
@@ -270,14 +272,14 @@ def redistribute(
     steps = torch.where(is_small, outer_ends * fractions - activations, 0)
     if sham is None:
         return activations + steps
-    # the units that a sham moves have the largest of these numbers
+    # A sham moves the units with the largest ranks: `inward` those with the largest magnitudes,
+    # `random` those with the largest of random numbers.
     ranks = magnitudes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
     is_moved = ranks > ranks.kthvalue(unit_count - small_count, -1, keepdim=True).values
-    # Only proportions of these steps matter, because their norm is replaced below. With 0.5 added,
-    # no unit of a sham stays almost where it is.
-    sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
-    if sham == "inward":
-        sham_steps = -sham_steps
+    # Only the proportions of these steps matter, because `norm_ratios` below gives them the norm of
+    # ARM's steps. A fraction may be almost 0; with 0.5 added, every chosen unit clearly moves.
+    outward_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
+    sham_steps = -outward_steps if sham == "inward" else outward_steps
     norm_ratios: Tensor = steps.norm(dim=-1, keepdim=True) / sham_steps.norm(dim=-1, keepdim=True)
     # Activations that are zero have no sign, so all sham steps of a token may be zero. Its ratio is
     # then infinity or NaN, which nan_to_num makes finite: the product with the steps is zero.

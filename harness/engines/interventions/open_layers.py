@@ -70,6 +70,13 @@ def refuse_interventions(config: RunConfig) -> None:
 def refuse_to_open(arguments: ModelArguments, layers_by_use: JsonObject) -> None:
     """Refuse a model whose layers cannot be opened, before it is loaded.
 
+    Args:
+        arguments: The model's arguments.
+        layers_by_use: The indices, from 0, of the layers with each use. Of `find_changed_layers`:
+            `attention` and `activations`, which every caller gives, and `outputs`, which may be
+            left out. Besides these `recorded`, the layers whose attention is recorded, which may
+            be left out too.
+
     Raises:
         ConfigError: an argument or the architecture excludes it, or the model has no such layer.
         ModelError: the model's config cannot be read.
@@ -93,8 +100,9 @@ def refuse_to_open(arguments: ModelArguments, layers_by_use: JsonObject) -> None
     decoder: Any = getattr(model, "model", None)
     # a model without `model.layers` has no module for any layer, and `_find_obstacle` says so
     blocks = getattr(decoder, "layers", [None] * layer_count)
-    # The output that replaces one of an MLP is computed by a pass of other tokens, in which the
-    # attention of all layers is replaced: see `WorkerInterventions._compute_sources_and_phantoms`.
+    # What replaces an MLP's output comes from a pass over other tokens. In this pass
+    # `PlainAttention` computes the attention of every layer, so it must be able to do so in every
+    # layer: see `WorkerInterventions._compute_sources_and_phantoms`.
     checked_layers = range(layer_count) if layers_by_use.get("outputs") else sorted(layers)
     for layer in checked_layers:
         if obstacle := _find_obstacle(config, layer, blocks[layer], arguments, layers_by_use):
@@ -109,7 +117,8 @@ def _find_obstacle(
 ) -> str | None:
     """The property of a layer that excludes opening it; None if there is none.
 
-    `block` is the layer's module, and None if the model has no `model.layers`.
+    `block` is the layer's module, and None if the model has no `model.layers`. `layers_by_use` is
+    that of `refuse_to_open`.
     """
     attention = getattr(block, "self_attn", None)
     mlp = getattr(block, "mlp", None)
@@ -142,6 +151,8 @@ def _find_obstacle(
 def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> None:
     """Refuse model arguments that exclude open layers, or changed activations.
 
+    `layers_by_use` is that of `refuse_to_open`, or only the layers of `find_changed_layers`.
+
     Raises:
         ConfigError: there is such an argument.
     """
@@ -161,6 +172,9 @@ def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> N
 
 def add_open_layers(options: JsonObject, layer_settings: JsonObject) -> None:
     """Fill in vLLM's engine arguments `options` with those that open layers need.
+
+    `layer_settings` is the `layers_by_use` of `refuse_to_open`. If attention is recorded, it also
+    has `set_count`, the number of sets of queries of each prompt. `WorkerInterventions` reads it.
 
     vLLM stores a compiled model under a hash of its arguments. The layers are in
     `additional_config`, so that a model with other open layers has another hash. No Python runs in

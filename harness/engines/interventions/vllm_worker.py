@@ -237,11 +237,13 @@ class WorkerInterventions:
         """Group the requests with a single token whose changes can be computed together.
 
         Changes of attention must be in the same layers. Other changes must be equal, with those
-        that come before them in the lists of their requests. A longer chunk is a separate group, so
-        that memory is that of one prompt. A group of the last step with the same changes is used
-        again, because its tensors of changes are ready.
+        that come before them in the lists of their requests, because `change_rows` makes these
+        again: see `Group.change_lists`. A longer chunk is a separate group, so that memory is that
+        of one prompt. A group of the last step with the same changes is used again, because its
+        tensors of changes are ready.
         """
-        # the layers or the changes that members share; a list, because mappings have no hash
+        # What the members of each group share: layers, or changes. A key has its index in this list
+        # instead of the value itself, because a change is a mapping and has no hash.
         shared_values: list[Any] = []
         chunks_by_key: dict[GroupKey, list[Chunk]] = {}
         for chunk in self._chunks:
