@@ -23,16 +23,7 @@ from harness.runs.run_reader import HASH_KEY, VERSION_NAMES, Run
 
 _PERMITTED_CHANGE_PATTERN = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
-_FACT_NAMES = (
-    *VERSION_NAMES,
-    "model",
-    "model_sha256",
-    "engine",
-    "greedy",
-    "sampling",
-    "versions",
-    "seed",
-)
+_FACT_NAMES = (*VERSION_NAMES, *"model model_sha256 engine greedy sampling versions seed".split())
 """Facts besides the settings."""
 _CONFOUNDING_SETTING_PATTERN = re.compile(
     r"([\w-]+\.)*(greedy|(num_)?fewshot(_seed)?|examples|max_(gen_toks|(new_)?tokens)|\w+_limit)\b"
@@ -42,11 +33,7 @@ _SEED_CHANGE_PATTERN = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
 
 
 def load_runs(
-    names: Sequence[str],
-    *,
-    metrics: Sequence[str | None],
-    columns: str | None,
-    pool: bool = False,
+    names: Sequence[str], *, metrics: Sequence[str | None], columns: str | None, pool: bool = False
 ) -> list[Run]:
     """The runs that the user names: see `run_paths.locate_runs` and `Run.load`.
 
@@ -161,8 +148,7 @@ def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
             )
     scored_frames = [
         frame.assign(
-            draw=frame.get("draw", 1),
-            **{SCORE_COLUMN: frame.get(SCORE_COLUMN, frame["correct"])},
+            draw=frame.get("draw", 1), **{SCORE_COLUMN: frame.get(SCORE_COLUMN, frame["correct"])}
         )
         for frame in frames
     ]
@@ -205,7 +191,7 @@ def _find_comparison_obstacle(old_run: Run, new_run: Run) -> str:
     """Why the conditions of two runs may not be compared; empty if they may.
 
     Obstacles are other problems, a change of a confounding setting, or a file that is a copy of the
-    other.
+    other. Files with any change of settings are not copies, so only runs without one are checked.
     """
     if reason := _describe_problem_differences(old_run, new_run):
         return reason

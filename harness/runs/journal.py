@@ -252,11 +252,9 @@ def list_differences(old_value: Any, new_value: Any, key: str = "") -> list[str]
             subkey = f"{key}.{name}" if key else name
             differences += list_differences(old_value.get(name), new_value.get(name), subkey)
         return differences
-    return (
-        []
-        if old_value == new_value
-        else [f"{key}: {_short_json(old_value)} -> {_short_json(new_value)}"]
-    )
+    if old_value == new_value:
+        return []
+    return [f"{key}: {_short_json(old_value)} -> {_short_json(new_value)}"]
 
 
 def list_shared_differences(old_settings: JsonObject, new_settings: JsonObject) -> list[str]:

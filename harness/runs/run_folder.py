@@ -14,12 +14,7 @@ from msgspec.structs import replace
 
 from harness.constants import JsonObject
 from harness.errors import JournalError
-from harness.runs.journal import (
-    Journal,
-    changed_settings_error,
-    list_differences,
-    replace_header,
-)
+from harness.runs.journal import Journal, changed_settings_error, list_differences, replace_header
 from harness.runs.records import NOTE_KEY_PREFIXES, Identity, StoredPrompt, as_json
 from harness.runs.run_files import (
     JOURNAL,

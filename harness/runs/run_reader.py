@@ -55,11 +55,7 @@ HASH_KEY = "problem"
 _RECEIPT_FACTS = (
     "problems",
     *VERSION_NAMES,
-    "prompts_sha256",
-    "created",
-    "versions",
-    "git_revision",
-    "added_tokens",
+    *"prompts_sha256 created versions git_revision added_tokens".split(),
 )
 """Facts that a table's receipt takes unchanged from the run's receipt, where it has them: only runs
 on servers have `added_tokens`."""

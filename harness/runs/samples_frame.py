@@ -110,7 +110,7 @@ def make_frame(
     frame["answer"] = pandas.Categorical(frame["answer"], categories=answer_categories)
     frame = frame.astype({"level": int} | dict.fromkeys(GRADERS, "boolean"))
     return frame.sort_values(
-        ["layout", "condition", "prompt_index", "replicate", "sample_index"], ignore_index=True
+        "layout condition prompt_index replicate sample_index".split(), ignore_index=True
     ).drop(columns="prompt_index")
 
 
@@ -188,7 +188,7 @@ def _make_prompt_columns(receipt: JsonObject, prompts: Sequence[StoredPrompt]) -
     facts_by_condition = {
         name: condition.describe() for name, condition in read_conditions(receipt["config"]).items()
     }
-    for name in ("filler", "filler_tokens", "placement", "words"):
+    for name in "filler filler_tokens placement words".split():
         cells = [facts_by_condition.get(prompt.condition, {}).get(name) for prompt in prompts]
         prompt_frame[name] = pandas.array(
             cells, dtype="Int32" if name == "filler_tokens" else "str"

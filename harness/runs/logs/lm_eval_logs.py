@@ -62,6 +62,7 @@ def read_run_fields(
     return {
         "name": run_name,
         "about": about,
+        # the key is `run_reader.HASH_KEY`
         "problems": {"problem": hash_by_problem_id},
         "model": results.model,
         "model_arguments": results.model_arguments,
@@ -166,7 +167,8 @@ def _index_paths(run_name: str, logs: Sequence[SampleLog]) -> dict[str, str]:
 def _refuse_other_surroundings(prompts: Iterable[AnsweredPrompt]) -> None:
     """Refuse prompts of a problem with different texts around their documents' texts.
 
-    The difference would count as an effect of the condition.
+    The difference would count as an effect of the condition. Every prompt is compared with the
+    first of its problem in the same layout, since another layout adds other text.
 
     Raises:
         ComparisonError: prompts of a problem differ in more than their documents.

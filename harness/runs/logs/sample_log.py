@@ -27,13 +27,7 @@ from harness.experiment.problems import add_facts, read_level
 from harness.experiment.prompts.prompt import Layout, hash_problem, is_ours, read_document_prompt
 from harness.grading import Grade
 from harness.reasoning_markers import add_reasoning, find_open_reasoning
-from harness.runs.logs.lm_eval_files import (
-    LogLine,
-    ResultsFile,
-    find_log,
-    read_lines,
-    read_results,
-)
+from harness.runs.logs.lm_eval_files import LogLine, ResultsFile, find_log, read_lines, read_results
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.records import GradedSample, Sample, Score
 
@@ -195,15 +189,8 @@ def _read_prompt(
     metadata = results.task_config.metadata or {}
     condition = metadata.get("filler_condition") or ""
     filler = metadata.get("filler")
-    # a prompt without these texts was sent by another command; none if they are not known
-    document_texts = [] if filler is None else [str(filler)]
     if is_ours(line.doc):
         condition = line.doc["condition"]
-        document_texts = [segment.text for segment in read_document_prompt(line.doc).segments]
-        # Examples are documents of the same condition. Their fillers would count as surroundings,
-        # which would then differ between conditions.
-        if results.task_config.num_fewshot:
-            document_texts = []
     doc = _read_document(line, results, prompt_text.recorded_text, filler)
     return AnsweredPrompt(
         task=location,
@@ -216,9 +203,25 @@ def _read_prompt(
         problem_sha256=hash_problem(line.doc, doc["answer"]),
         graded_samples=_pair_samples_and_scores(location, line, doc["id"], grades, completions),
         surroundings=_remove_document_texts(
-            f"{location}: problem {doc['id']}", prompt_text.sent_text, document_texts
+            f"{location}: problem {doc['id']}",
+            prompt_text.sent_text,
+            _list_document_texts(line.doc, results, filler),
         ),
     )
+
+
+def _list_document_texts(doc: JsonObject, results: ResultsFile, filler: object) -> list[str]:
+    """The texts that the prompt of a document must contain, in their order.
+
+    Empty: they are not known, so the prompt is not checked. `filler` is that of another task.
+    """
+    if not is_ours(doc):
+        return [] if filler is None else [str(filler)]
+    # Examples are documents of the same condition. Their fillers would count as surroundings,
+    # which would then differ between conditions.
+    if results.task_config.num_fewshot:
+        return []
+    return [segment.text for segment in read_document_prompt(doc).segments]
 
 
 def _read_document(
@@ -260,9 +263,11 @@ def _find_layout(doc: JsonObject, prompt_text: str, results: ResultsFile) -> Lay
     """The layout of a prompt. For other tasks the results file alone says it."""
     if not is_ours(doc):
         return Layout.CHAT if results.chat_template else Layout.RAW
-    # without a results file only the text shows whether a template was applied
-    has_template = prompt_text != read_document_prompt(doc).text
-    if results.config.model is not None:
+    if results.config.model is None:
+        # without a results file only the text shows whether a template was applied
+        has_template = prompt_text != read_document_prompt(doc).text
+    else:
+        # an empty text means that messages were sent, to which the server applied its template
         has_template = not prompt_text or bool(results.chat_template)
     if has_template:
         return Layout.CHAT
@@ -272,9 +277,14 @@ def _find_layout(doc: JsonObject, prompt_text: str, results: ResultsFile) -> Lay
 def _remove_document_texts(
     location: str, sent_text: str, document_texts: Sequence[str]
 ) -> str | None:
-    """The text of a prompt without its document's texts and without blanks; None without texts.
+    """The text of a prompt around its document's texts, without blanks.
 
-    The texts are found from the last to the first, each before the one that follows it.
+    It is `AnsweredPrompt.surroundings`: what remains of a problem's prompt must be equal under all
+    conditions, and `lm_eval_logs` compares it. None, if the document's texts are not known: then it
+    is not compared.
+
+    The texts are found from the last to the first, each before the one that follows it, because
+    examples, which come first in a prompt, may contain the same texts.
 
     Raises:
         RunError: the prompt lacks a text, because lm-eval sent a prompt of another command.
@@ -282,16 +292,17 @@ def _remove_document_texts(
     if not document_texts:
         return None
     remaining_text = sent_text
+    # what was found after and between the texts so far; in the end `remaining_text` comes before it
     surroundings = ""
-    # chat templates may remove blanks around a turn
+    # stripped, because chat templates may remove blanks around a turn
     for document_text in filter(None, map(str.strip, reversed(document_texts))):
-        text_before, matched_text, text_after = remaining_text.rpartition(document_text)
+        remaining_text, matched_text, text_after = remaining_text.rpartition(document_text)
         if not matched_text:
             raise RunError(
                 f"{location}: the prompt lacks its document's text {document_text[:40]!r}. "
                 "lm_eval --cache_requests sends prompts of earlier commands; run it without."
             )
-        remaining_text, surroundings = text_before, text_after + surroundings
+        surroundings = text_after + surroundings
     return "".join((remaining_text + surroundings).split())
 
 
@@ -325,7 +336,8 @@ class _PromptText(NamedTuple):
         sent_text: The same text, or that of all messages.
         is_answered: Whether the model answered the prompt. Otherwise given continuations of it
             were scored.
-        reasoning_start: The start of reasoning that ends the messages.
+        reasoning_start: The start of reasoning that ends the messages, to which the completion is
+            added; empty where they end otherwise.
     """
 
     recorded_text: str
@@ -351,7 +363,8 @@ def _read_prompt_text(location: str, line: LogLine) -> _PromptText:
     # for a chat API, lm-eval writes all messages as one JSON text in a list
     if context and isinstance(context[0], str):
         context = _decode_messages(context[0])
-    # a last message of the assistant begins the completion
+    # If the last message is the assistant's, its text begins the completion. If it is another's,
+    # `read_completions` returns an empty text, since it reads only what the assistant wrote.
     *_, completion_start = read_completions(context[-1:], location)
     sent_text = "\n".join(_read_content({"content": ""} | message) for message in context)
     reasoning_start, _ = find_open_reasoning(completion_start)
