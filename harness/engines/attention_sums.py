@@ -33,8 +33,9 @@ def open_recorder(
 
     Args:
         arguments: The model's arguments.
-        layers_by_use: Ascending indices, from 0, of the layers that are `recorded`, and of those
-            that are changed, under the keys of `find_changed_layers`.
+        layers_by_use: Ascending indices, from 0, of the open layers. The key `recorded` has those
+            whose attention is recorded. `attention`, `activations` and `outputs` (of MLPs), the
+            keys of `find_changed_layers`, have those in which an intervention changes these.
         set_count: The number of sets of queries of each prompt, for which memory is reserved.
 
     Raises:
@@ -44,6 +45,7 @@ def open_recorder(
     quieten_libraries()
     with library_log(cache_folder() / LIBRARY_LOG):
         refuse_to_open(arguments, layers_by_use)
+        # the engine takes the number of sets together with the layers for which it reserves memory
         intervention_options = {"layers": {**layers_by_use, "set_count": set_count}}
         options = {**arguments, "interventions": intervention_options}
         # one token is generated for each prompt, so compiling takes longer than it saves

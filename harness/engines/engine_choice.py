@@ -76,6 +76,7 @@ def open_engines(
         for argument_name in ("tensor_parallel_size", "pipeline_parallel_size")
     )
     carrier = RayCarrier(arguments, has_sampled_requests, gpus_per_engine, log_path)
+    # without GPUs; where there are GPUs, they decide both numbers
     auto_count = 1
     most_engines = max(MOST_ENGINES_ON_FEW_CORES, MOST_ENGINES_PER_CORE * carrier.core_count)
     if carrier.gpu_counts:

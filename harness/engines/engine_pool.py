@@ -93,6 +93,9 @@ class EnginePool:
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate all requests in their order; yield what has finished, at least once a second.
 
+        An engine gets at most an equal share of the unfinished requests. Engines that still load or
+        will be started count too.
+
         Requests of an engine that is lost go back to the head of the queue, and another engine is
         started. An engine that hangs is given up in its actor: see `watched_calls`.
 
@@ -104,6 +107,7 @@ class EnginePool:
         self._queue = deque(enumerate(requests))
         unfinished_count = len(requests)
         while unfinished_count:
+            # further engines would get no request
             useful_engine_count = min(self._most_engines, unfinished_count)
             if self._queue:
                 self._start_engines(useful_engine_count)
@@ -113,7 +117,7 @@ class EnginePool:
             # once no engine may be started, only those that are left share the requests
             if not self._may_start:
                 sharing_engine_count = max(1, len(self._engines))
-            # Equal shares: no engine holds a long queue while another is idle.
+            # with equal shares no engine holds a long queue while another is idle
             self._hand_out_requests(math.ceil(unfinished_count / sharing_engine_count))
             finished_requests = self._collect_answers()
             unfinished_count -= len(finished_requests)

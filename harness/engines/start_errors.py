@@ -55,7 +55,8 @@ def make_start_error(
     signal_numbers = [-code for code in exit_codes if code < 0]
     # if a process ends with an error, vLLM ends the others by a signal, which then is not the cause
     has_error_code = any(code > 0 for code in exit_codes)
-    # vLLM also ends the process by a signal after an error that it explains itself
+    # the signal is not the cause either if vLLM raised an error of its own, not one that only says
+    # that a process died, or if the log shows a known cause
     is_explained = not _SECONDARY_ERROR.search(str(error)) or explain_known_cause(
         log_text, model_name
     )
@@ -111,10 +112,13 @@ def explain_known_cause(log_text: str, model_name: str = "") -> str:
 
 
 def _last_error(log_text: str) -> str:
-    """The last line that names an exception, preferably one that does not refer to another."""
+    """The last line that names an exception; empty if there is none.
+
+    A line that only follows from another error counts only if there is no other line.
+    """
     lines = [line for line in _strip_log(log_text).splitlines() if _EXCEPTION_LINE.match(line)]
     primary_lines = [line for line in lines if not _SECONDARY_ERROR.search(line)]
-    # the lines that are preferred stand at the end
+    # the last primary line if there is one, else the last line, else the empty text
     return ["", *lines, *primary_lines][-1][:MOST_QUOTED_CHARACTERS]
 
 

@@ -141,6 +141,8 @@ class VLLMEngine:
             raise ModelError(explain_start_error(str(options["model"]), error)) from error
         intervention_options = options.pop("interventions", {})
         self._layers_by_use = intervention_options.get("layers")
+        """The open layers, by what is changed or recorded there: see `open_recorder` in
+        `attention_sums`. None without interventions and recordings."""
         if self._layers_by_use:
             add_open_layers(options, self._layers_by_use)
         if current_platform.is_cpu():

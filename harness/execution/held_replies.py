@@ -67,8 +67,9 @@ class HeldReplies:
     def hold(self, stream: Any) -> Iterator[FinishedRequests]:
         """Yield the completions of a stream, in its order, when they can be stored.
 
-        After a batch of the stream all completions that are held back are yielded, or none. After
-        the last batch the rest is yielded.
+        After each batch of the stream there is one list: all completions that are held back, or an
+        empty list, with which the run goes on grading and showing its progress. After the last
+        batch the rest is yielded.
 
         Raises:
             EngineError: the server cuts or changes prompts, or no reply of the run is a whole

@@ -173,10 +173,14 @@ def attention(
 def _make_query_sets(token_count: int, row_count: int, most_rows: int) -> list[list[int]]:
     """The sets of queries [set, token] over which a prompt's attention is summed.
 
-    They are all queries, no query, and each of the last `row_count` queries alone. A query's
-    attention to its own token counts only after the first SETS_WITHOUT_OWN_TOKEN = 2 sets, so the
-    set of no query stands before those of single queries. All prompts must have the same number of
-    sets, `2 + most_rows`, so more sets of no query follow.
+    The first two sets (SETS_WITHOUT_OWN_TOKEN) leave out a query's attention to its own token, and
+    all later sets include it:
+
+    - Set 0 has all queries, for the mean over later queries.
+    - Set 1 is not needed, so it has no query.
+    - Each of the next `row_count` sets has one of the last queries, for its row of weights, which
+      includes the weight of its own token.
+    - The rest has no query: the engine expects `2 + most_rows` sets of every prompt.
     """
     return [
         [1] * token_count,

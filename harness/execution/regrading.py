@@ -166,6 +166,7 @@ def regrade_logs(
         DataError: the file cannot be read, or gold answers are missing, have another form, or
             differ between copies of a problem.
     """
+    # the logs of lm-eval; none if the path is a table, or a log of another harness
     log_paths = find_logs(path)
     if path.is_file() and find_kind(path) == LM_EVAL:
         log_paths = [path]
@@ -248,8 +249,16 @@ def _make_jobs(
 def _choose_answer(completion: str, filter_answer: str) -> tuple[str, str]:
     """The form of the answer that counts, and its text.
 
-    It is the answer that the log's filter extracted, unless only the reasoning has it; else the
-    answer of the completion in any form.
+    The first of these that applies:
+
+    1. The whole completion, if its reasoning did not end.
+    2. The answer of the completion in any form, if the log's filter has no answer, or one that only
+       the reasoning contains.
+    3. The filter's answer.
+
+    Args:
+        completion: The completion, with the start of reasoning that its prompt ends with.
+        filter_answer: The answer that the log's filter extracted; empty without one.
     """
     form, answer = find_answer(completion)
     conclusion = skip_reasoning(completion)
