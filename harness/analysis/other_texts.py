@@ -91,6 +91,8 @@ def _group_texts(
     Texts that were made for one condition belong to all conditions whose filler has the same
     location: length, placement and other changes. In logs the location is unknown, so there they
     belong only to the condition for which they were made.
+
+    In the fields of a text, `of` is this condition, and `family` is the family of the text.
     """
     location_by_condition: dict[str, Any] = {
         name: (condition.filler_tokens, condition.describe()["placement"], condition.changes_text)
@@ -103,7 +105,8 @@ def _group_texts(
         if fields["kind"] == OTHER_TEXT
     }
     for fields in fields_by_text.values():
-        # of a log, the condition's name stands for its location
+        # The condition of a log is not in `conditions`. Its name stands for its location, so no
+        # other condition has the same one.
         location_by_condition.setdefault(fields["of"], fields["of"])
     text_names_by_condition_and_family = defaultdict(list)
     for condition_name, location in location_by_condition.items():

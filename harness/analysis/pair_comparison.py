@@ -45,18 +45,18 @@ class Side:
         Raises:
             RunError: there is no such run, or no such condition in it, or a table has several.
         """
-        path, condition = _split_condition(side_text)
+        path, named_condition = _split_condition(side_text)
         try:
             run = Run.load(path, metric=metric, columns=columns)
             conditions = list_conditions(run)
         except RunError:
-            if condition or not Path(path).exists():
+            if named_condition or not Path(path).exists():
                 raise
             # A log whose task names no condition can only be read under a name that is given, here
             # `log`. Any other file is refused again.
             run = Run.load({"log": path}, metric=metric)
             conditions = list_conditions(run)
-        condition = condition or _choose_condition(run, path, conditions)
+        condition = named_condition or _choose_condition(run, path, conditions)
         samples = run.samples[run.samples["condition"] == condition]
         if samples.empty:
             raise RunError(
@@ -121,6 +121,7 @@ def compare_pair(
     runs = [old_run, new_side.run]
     side_names = [old_side.name, new_side.name]
     if old_side.name == new_side.name:
+        # such sides are of different runs: see `_refuse_incomparable`
         side_names = [run.name for run in runs]
     frame_by_condition = {side_names[0]: old_side.samples, side_names[1]: new_side.samples}
     positive_controls = _find_positive_controls(old_side)
@@ -200,12 +201,14 @@ def check_not_worse(board: Leaderboard, margin: float) -> tuple[str, str]:
         return "worse", (
             f"{condition} is worse: {row['difference']:+.1f} points, p {row['p_adjusted']:.3g}."
         )
-    sample_text = f"{estimate_sample(row, margin, row['problems'], side_count=1):,} problems"
+    needed_problems_text = (
+        f"{estimate_sample(row, margin, row['problems'], side_count=1):,} problems"
+    )
     # from this number of draws on, the interval is for new draws, which must grow in number too
     if row["draws"] >= FEWEST_DRAWS:
-        sample_text += ", and as many times the draws of examples,"
+        needed_problems_text += ", and as many times the draws of examples,"
     return "not shown", (
         f"Not shown: the interval's lower end is {lower_end:+.1f}. If both are equally accurate, "
-        f"about {sample_text} would show that {condition} loses less than {margin_text} "
+        f"about {needed_problems_text} would show that {condition} loses less than {margin_text} "
         f"({100 * POWER:.0f} % power); here are {row['problems']:,}."
     )

@@ -75,6 +75,8 @@ class PairedDifference:
             limits: Clopper and Pearson (1934), doi:10.1093/biomet/26.4.404.
         """
         alpha = 1 - level
+        # the subset means, and so these ends, are those of a difference that is not negative: hence
+        # `abs` below. The last line mirrors the interval of a negative difference.
         low, high = self._invert_test(alpha)
         # p if all changes had the same sign: no p of as many changes is smaller
         least_p = 2.0 ** (1 - self.gains - self.losses)
@@ -83,7 +85,6 @@ class PairedDifference:
             high = max(high, abs(self.difference) + self._limit_above_observed(self.gains, alpha))
         low = max(low, -1.0)
         high = min(high, 1.0)
-        # the subset means, and so these ends, are those of a difference that is not negative
         return (low, high) if self.difference >= 0 else (-high, -low)
 
     def _invert_test(self, alpha: float) -> tuple[float, float]:

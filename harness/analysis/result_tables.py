@@ -262,7 +262,7 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
 def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:
     """Models with contrasts that their run has samples of, but did not register.
 
-    A log registers none.
+    A log registers none. `Design.describe_role` makes these contrasts exploratory.
     """
     unregistered_contrasts = set()
     for contrast in contrasts:

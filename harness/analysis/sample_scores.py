@@ -146,6 +146,7 @@ def sum_samples(
     kind, k = read_score(score_name)
     if kind == "maj":
         is_majority = _mark_majority(samples, prompt_columns, k)
+        # all other samples count 0 times; `repeats` still counts them
         for column in ("right", "graded", "samples"):
             counted_samples[column] *= is_majority
     sums = _sum_by_prompt(counted_samples, prompt_columns)

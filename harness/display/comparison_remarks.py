@@ -248,6 +248,7 @@ def _join_verdict_and_place(board: Leaderboard, verdict: str | None, place: str)
     """
     baseline_noun = baseline_phrase = label(board.baseline)
     if board.baseline == BASELINE:
+        # the usual baseline, `wo`, is the problem without a filler
         baseline_noun = "no text"
         baseline_phrase = "without a text"
     if verdict == "inconclusive" and place in ("above", "below"):

@@ -27,7 +27,7 @@ _TITLE_COLUMNS = ("model", "layout", "problems", "repeats")
 remain even then, as conditions, fillers and splits usually have several values."""
 
 
-def show_comparison(board: Leaderboard) -> Table:
+def make_comparison_table(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
     all_rows = list_rows(board.comparison)

@@ -403,7 +403,8 @@ def _find_smallest_effect(
 ) -> tuple[float, float]:
     """The smallest effect that a test detects, and the discordance that this assumes.
 
-    The effect is NaN if it is larger than the largest of PLANNED_DISCORDANCES.
+    Discordances are tried from the smallest on, because no effect exceeds its discordance. The
+    effect is NaN if it is larger than the largest of PLANNED_DISCORDANCES.
     """
     for discordance in PLANNED_DISCORDANCES:
         effect = minimal_detectable_effect(

@@ -229,6 +229,8 @@ def _format_plain_text(table: Table, grid: TextGrid) -> str:
     required_columns = [column for column in table.columns if not column.is_optional]
     # a header without the first columns shows that these became headings of groups
     has_group_headings = len(header[0]) < len(numeric_flags)
+    # The table without its optional columns is narrower, so its header is chosen anew. It may have
+    # all of the remaining columns.
     if has_group_headings and len(required_columns) < len(numeric_flags):
         return _format_table(replace(table, columns=required_columns), "text")
     return "\n".join(_align_lines(grid[1:], header, numeric_flags))

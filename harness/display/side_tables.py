@@ -148,7 +148,7 @@ SIDE_TABLES = (
 )
 
 
-def show_side_tables(
+def make_shown_side_tables(
     board: Leaderboard, requested_keys: Collection[str] | None = None
 ) -> dict[str, Table]:
     """The side tables that have rows, by key, in the order of `SIDE_TABLES`.

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from harness.analysis.result_tables import Leaderboard, list_rows, make_leaderboard
 from harness.constants import DEFAULT_SEED, SplitColumn, TableFormat
-from harness.display.comparison_tables import show_comparison
+from harness.display.comparison_tables import make_comparison_table
 from harness.display.printed_tables import render
-from harness.display.side_tables import show_side_tables
+from harness.display.side_tables import make_shown_side_tables
 from harness.errors import ConfigError
 from harness.runs.run_reader import Run
 from harness.runs.versions_and_hashes import receipt_line
@@ -80,7 +80,10 @@ def write_board(board: Leaderboard, options: TableOptions) -> str:
         return table_csv(board, options.requested_keys)
     if options.output_format == "json":
         return table_json(board)
-    tables = [show_comparison(board), *show_side_tables(board, options.requested_keys).values()]
+    tables = [
+        make_comparison_table(board),
+        *make_shown_side_tables(board, options.requested_keys).values(),
+    ]
     footer = [receipt_line(receipt) for receipt in board.receipts]
     if not options.explain and options.output_format == "text":
         footer.insert(0, "--explain adds the meaning of each column.")

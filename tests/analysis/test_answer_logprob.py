@@ -17,12 +17,12 @@ from harness import Run, compare
 from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
 from harness.constants import FigureKind
-from harness.display.comparison_tables import show_comparison
+from harness.display.comparison_tables import make_comparison_table
 from harness.display.dry_run import describe_plan
 from harness.display.figures.figure_kinds import draw_figures
 from harness.display.printed_tables import render
 from harness.display.report.report_page import make_card
-from harness.display.side_tables import show_side_tables
+from harness.display.side_tables import make_shown_side_tables
 from harness.display.table_page import table_csv, table_json
 from harness.errors import (
     ComparisonError,
@@ -162,18 +162,18 @@ def test_a_model_at_chance_is_unmeasured_whatever_the_test_says(run, level, verd
     row = board.comparison.iloc[1]
     assert row["p"] < 0.05 and row["verdict"] == verdict
     assert board.side_tables["answers"].iloc[1]["verdict"] == verdict
-    text = one_line(render([show_comparison(board)]))
+    text = one_line(render([make_comparison_table(board)]))
     reason = "no condition's interval of gold answers that come first lies above 20 %"
     assert (reason in text) == (verdict == "unmeasured")
 
 
 def test_tables_figure_report_and_receipt_name_the_score(run, board):
-    text = render([show_comparison(board)])
+    text = render([make_comparison_table(board)])
     assert "gold_first instead of accuracy: percentage of problems whose gold answer is" in text
     assert "by chance 20, with choices" in text and "gold_first %" in text
     assert "completions differ" not in text
     assert re.search(r"A/A.*the\s+difference\s+changes by [+-]?\d", text, re.DOTALL)
-    assert "log share" in render([*show_side_tables(board).values()])
+    assert "log share" in render([*make_shown_side_tables(board).values()])
     data = json.loads(table_json(board))
     assert (data["score"], data["receipt"][0]["endpoint"]) == ("gold_first", "answer_logprob")
     assert len(data["answers"]) == len(data["rows"])

@@ -13,7 +13,7 @@ from harness.analysis import estimate_difference, score_interval
 from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.verdicts import judge
-from harness.display.comparison_tables import show_comparison
+from harness.display.comparison_tables import make_comparison_table
 from harness.display.table_page import table_csv
 from harness.errors import ComparisonError
 from tests.make import CONTROL, compare_rows, drawn, evaluation, with_cases
@@ -328,7 +328,7 @@ def test_draws_of_examples_have_scores_of_their_own():
 def test_tables_name_the_score():
     verdicts = {"wo": [[RIGHT, WRONG]] * 9, "mless": [[WRONG, WRONG]] * 9}
     board = make_leaderboard([evaluation(verdicts)], score="pass@2")
-    table = show_comparison(board)
+    table = make_comparison_table(board)
     assert table.columns[1].heading == "pass@2 %"
     assert table.warnings[0].startswith("pass@2 instead of accuracy: chance that at least one")
     assert table_csv(board).endswith('# {"score": "pass@2"}')

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from harness.analysis.joint_outcomes import TOGETHER_COLUMNS, together_table
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.result_tables import list_rows, make_leaderboard
-from harness.display.comparison_tables import show_comparison
+from harness.display.comparison_tables import make_comparison_table
 from harness.display.report.report_page import make_card
 from tests.make import (
     CONTROL,
@@ -109,7 +109,7 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
         assert row["unmeasured"] is None
     else:
         assert reason in row["unmeasured"]
-    notes = " ".join(show_comparison(board).notes)
+    notes = " ".join(make_comparison_table(board).notes)
     message = f"unmeasured (w/ Mless): {row['unmeasured']}."
     assert (message in notes) == (verdict == "unmeasured")
     assert ("Raise max_gen_toks" in notes) == ("truncated" in wo)
@@ -137,7 +137,7 @@ def test_without_an_effect_of_the_positive_control_nothing_is_measured(control, 
 def test_verdicts_are_split_also_by_the_positive_control():
     verdicts = verdicts_by_count(dict.fromkeys(("wo", "mless", "control"), HALF_RIGHT), samples=2)
     runs = [evaluation(verdicts, reference_conditions=CONTROL)]
-    cells = show_comparison(make_leaderboard(runs, by=["level"])).cells
+    cells = make_comparison_table(make_leaderboard(runs, by=["level"])).cells
     assert str(cells).count("text='unmeasured'") == 5
 
 
@@ -149,7 +149,7 @@ def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending,
     row = by_condition(board).loc["mless"]
     assert row[["verdict", "by_format"]].tolist() == ["better", True]
     assert row["answered_low"] <= 0 == row["answered_difference"] <= row["answered_high"]
-    grid = show_comparison(board)
+    grid = make_comparison_table(board)
     headings = [column.heading for column in grid.columns]
     cells = dict(zip(headings, [cell.text for cell in grid.cells[1]], strict=True))
     assert cells["verdict"] == "better (format)"

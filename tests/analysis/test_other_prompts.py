@@ -14,10 +14,10 @@ from harness.analysis.other_texts import (
 )
 from harness.analysis.outcomes import count_outcomes, group_by_setting
 from harness.analysis.result_tables import list_rows, make_leaderboard
-from harness.display.comparison_tables import show_comparison
+from harness.display.comparison_tables import make_comparison_table
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.report.report_page import make_card
-from harness.display.side_tables import show_side_tables
+from harness.display.side_tables import make_shown_side_tables
 from harness.errors import ComparisonError
 from harness.experiment.condition_entries import read_conditions
 from tests.make import (
@@ -93,7 +93,7 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
     board = make_board(verdicts, reference_conditions=references, **facts)
     row = by_condition(board).loc["mless"]
     assert row["other_texts"] == expected
-    grid = show_comparison(board)
+    grid = make_comparison_table(board)
     (warning,) = [text for text in grid.warnings if text.startswith("w/ Mless: ")]
     assert re.sub(r"\[.*?\]", "RANGE", warning) == f"w/ Mless: {sentence}."
     column = [column.heading for column in grid.columns].index("verdict")
@@ -108,7 +108,9 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
     assert not any("None" in finding["text"] for finding in make_card(exploratory)["findings"])
     figure = draw_forest(board.comparison, list_rows(board.side_tables["texts"]))
     bands = [band.get_datalim(figure.axes[0].transData) for band in figure.axes[0].collections]
-    rows = [row for row in show_side_tables(board)["texts"].rows if row["place"] != "not shown"]
+    rows = [
+        row for row in make_shown_side_tables(board)["texts"].rows if row["place"] != "not shown"
+    ]
     ends = [pytest.approx([row["range_low"], row["range_high"]]) for row in rows]
     assert [[band.x0, band.x1] for band in bands] == ends
     assert ("Grey bands" in figure.get_supxlabel()) == bool(rows)
@@ -168,7 +170,7 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run, right_und
     assert table.loc["mless", columns].tolist() == [4, 2, 1, 0]  # pairs of one instruction
     assert (table["draws"] == 4).all()
     assert table.loc["answer-at-once", "role"] != "reference"
-    grid, side_tables = show_comparison(board), show_side_tables(board)
+    grid, side_tables = make_comparison_table(board), make_shown_side_tables(board)
     assert len(grid.cells) == len(accuracies)  # no row of a single instruction
     (row,) = side_tables["texts"].rows
     assert [row[key] for key in ("condition", "texts", "effect")] == ["mless", 8, 50]

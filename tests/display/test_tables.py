@@ -10,9 +10,9 @@ from markdown_it import MarkdownIt
 from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import list_rows, make_leaderboard
-from harness.display.comparison_tables import show_comparison
+from harness.display.comparison_tables import make_comparison_table
 from harness.display.printed_tables import Column, Table, render
-from harness.display.side_tables import show_side_tables
+from harness.display.side_tables import make_shown_side_tables
 from harness.display.table_page import table_csv, table_json
 from harness.display.value_texts import (
     EN_DASH,
@@ -81,7 +81,7 @@ def widest_line(page):
 
 def test_verdicts_are_words_and_only_significant_ones_are_bold():
     board = make_board(drawn(3, 200, 1, REAL, WRONG_ONLY), **REGISTERED)
-    rows = cells_by_condition(show_comparison(board))
+    rows = cells_by_condition(make_comparison_table(board))
     assert {name: row["verdict"].text for name, row in rows.items()} == {
         "w/o": EN_DASH,
         "w/ Mless *": "better",
@@ -96,7 +96,7 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
 @with_cases
 def test_the_notes_name_the_tests_that_there_are(models, facts, note, absent):
     runs = [evaluation(drawn(3, 60, 1, REAL), model=name, **facts) for name in models]
-    grid = show_comparison(make_leaderboard(runs))
+    grid = make_comparison_table(make_leaderboard(runs))
     notes = " ".join([*(column.heading for column in grid.columns), *grid.notes])
     assert note in notes and absent not in notes
 
@@ -104,7 +104,7 @@ def test_the_notes_name_the_tests_that_there_are(models, facts, note, absent):
 @with_cases
 def test_texts_and_numbers_of_a_row(counts, texts):
     board = make_leaderboard([evaluation(verdicts_by_count(counts))])
-    row = cells_by_condition(show_comparison(board))["w/ Mless"]
+    row = cells_by_condition(make_comparison_table(board))["w/ Mless"]
     assert {name: row[name].text for name in texts} == texts
 
 
@@ -119,26 +119,27 @@ def test_the_noise_of_a_difference_stands_below_the_table():
     completions = run.samples["replicate"] * (run.samples["sample_index"] == 0)
     samples = run.samples.assign(completion=completions.astype(str))
     object.__setattr__(run, "samples", samples)
-    grid = show_comparison(make_leaderboard([run]))
+    grid = make_comparison_table(make_leaderboard([run]))
     (note,) = notes_with(grid, "A/A")
     moves = f"and the difference changes by {format_signed_number(after - before)} points."
     noise = f"200 of 400 completions differ, {flips:.1f} problems flip, {moves}"
     assert f"w/ Mless and its baseline: {noise}" in note
     assert note.endswith("points.")  # greedy samples have no seeds
-    sampled = show_comparison(make_board(verdicts, greedy=False))
+    sampled = make_comparison_table(make_board(verdicts, greedy=False))
     assert sampled.warnings == grid.warnings  # noise is not a verdict
     (note,) = notes_with(sampled, "A/A")
     assert "both have the same seeds, and the repeat run has others." in note
     baseline = cells_by_condition(grid)["w/o"]
     assert baseline["difference [95 %]"].text == baseline["+/-"].text == EN_DASH
     one_side = make_board(drawn(5, 9, 1, {**REAL, "wo again": 0.5}, WRONG_ONLY))
-    assert not notes_with(show_comparison(one_side), "A/A")  # one side alone has no difference
+    # one side alone has no difference
+    assert not notes_with(make_comparison_table(one_side), "A/A")
 
 
 @with_cases
 def test_remarks_on_the_number_of_problems(counts, facts, remark, has_remark):
     frame = evaluation(verdicts_by_count(counts), **facts)
-    notes = show_comparison(make_leaderboard([frame])).notes
+    notes = make_comparison_table(make_leaderboard([frame])).notes
     assert (remark in " ".join(notes)) == has_remark
 
 
@@ -147,10 +148,10 @@ def test_reference_conditions_are_in_no_table_for_people(chances, contrasts):
     facts = {"contrasts": contrasts, "reference_conditions": CONTROL}
     board = make_board(drawn(7, 100, 1, chances), **facts)
     labels = ["w/o", "w/ Mless", "w/ Mful"]
-    assert list(cells_by_condition(show_comparison(board))) == [*labels, "mless - mful"]
+    assert list(cells_by_condition(make_comparison_table(board))) == [*labels, "mless - mful"]
     # programs get all conditions
     assert set(board.side_tables["mediators"]["condition"]) == set(chances)
-    tables = show_side_tables(board)
+    tables = make_shown_side_tables(board)
     assert list(cells_by_condition(tables.pop("together"))) == ["all 3 conditions"]
     assert list(tables) == ["mediators", "audit"]
     for table in tables.values():
@@ -161,7 +162,7 @@ def test_the_positive_control_shows_whether_the_run_was_sensitive():
     def read_note(control, k=1):
         chances = {"wo": 0.5, "mless": 0.55, "control": control}
         board = make_board(drawn(3, 200, k, chances), reference_conditions=CONTROL)
-        (note,) = notes_with(show_comparison(board), "Positive control")
+        (note,) = notes_with(make_comparison_table(board), "Positive control")
         return note, by_condition(board).loc["control"]
 
     for k in (1, 3):
@@ -181,7 +182,7 @@ def test_the_noise_stands_for_each_model_and_layout_and_is_not_pooled():
         facts = {"layout": layout, "reference_conditions": CONTROL}
         runs.append(evaluation(verdicts, model=model, **facts))
     board = make_leaderboard(runs)
-    grid = show_comparison(board)
+    grid = make_comparison_table(board)
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
         moved = format_signed_number(table.loc[(model, layout, "mless"), "aa_difference"])
@@ -193,7 +194,7 @@ def test_the_noise_stands_for_each_model_and_layout_and_is_not_pooled():
 def test_splits_by_subject_and_level_have_rows_in_order():
     board = make_leaderboard([evaluation(drawn(1, 50, 1, {"wo": 0.5, "mless": 0.5}))], by=["level"])
     assert board.comparison["level"].tolist() == np.repeat(range(1, 6), 2).tolist()
-    grid = show_comparison(board)
+    grid = make_comparison_table(board)
     assert grid.columns[0].heading == "level"
     assert not [note for note in grid.notes if "A/A" in note or "Positive control" in note]
     assert table_page(GREEDY_RUN, by=["level", "level"]) == table_page(GREEDY_RUN, by=["level"])
@@ -205,7 +206,7 @@ def test_no_table_is_wider_than_a_terminal(monkeypatch):
     models = [evaluation(verdicts, model=name, **REGISTERED) for name in names]
     for board in (make_leaderboard(models[:1]), make_leaderboard(models)):
         receipts = [receipt_line(receipt) for receipt in board.receipts]
-        grids = [show_comparison(board), *show_side_tables(board).values()]
+        grids = [make_comparison_table(board), *make_shown_side_tables(board).values()]
         for grid in grids:
             page = render([grid], receipts)
             assert widest_line(page) <= 80, page

@@ -122,13 +122,14 @@ def describe_prompt(
     region_sums = []
     for layer, layer_means in enumerate(mean_weights):
         # [head, query, key]
-        weights = layer_means[:, None]
+        all_weights = layer_means[:, None]
+        # without queries, `query_weights` has no layer
         if query_count:
-            weights = np.concatenate([weights, query_weights[layer]], axis=1)
-        is_unseen = is_later_key | np.isnan(weights)
-        weights = np.where(is_unseen, 0, weights.astype(np.float64))
-        region_sums.append((weights @ region_masks).round(MASS_DIGITS).tolist())
-        packed_layers.append(_pack_weights(weights, is_unseen, elements))
+            all_weights = np.concatenate([all_weights, query_weights[layer]], axis=1)
+        is_unseen = is_later_key | np.isnan(all_weights)
+        seen_weights = np.where(is_unseen, 0, all_weights.astype(np.float64))
+        region_sums.append((seen_weights @ region_masks).round(MASS_DIGITS).tolist())
+        packed_layers.append(_pack_weights(seen_weights, is_unseen, elements))
     return {
         "text": ["".join(tokens[start:end]) for start, end in elements],
         "role": roles[starts].tolist(),

@@ -20,12 +20,12 @@ from harness.display.comparison_remarks import (
     remark_noise,
     warn_of_ungraded,
 )
-from harness.display.comparison_tables import rows_of_conditions, show_comparison
+from harness.display.comparison_tables import make_comparison_table, rows_of_conditions
 from harness.display.figures.figure_kinds import draw_figures
 from harness.display.report.attention_view import describe_conditions
 from harness.display.report.page_template import fill_template, prepare_page_file
 from harness.display.report.report_samples import pack_samples, read_samples
-from harness.display.side_tables import show_side_tables
+from harness.display.side_tables import make_shown_side_tables
 from harness.display.value_texts import (
     define_flips,
     format_estimate,
@@ -113,9 +113,9 @@ def _collect_facts(
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
         "images": images,
-        "results": show_comparison(board),
+        "results": make_comparison_table(board),
         "define_flips": define_flips(rows),
-        "further_tables": show_side_tables(board).values(),
+        "further_tables": make_shown_side_tables(board).values(),
         "margin": format_margin(rows[0]["margin"]),
         "board": board,
         "receipts": lines_and_receipts,
@@ -218,13 +218,12 @@ def _describe_verdict(row: Row) -> str:
 
 def _describe_difference(row: Row) -> str:
     """The difference of a row with names, unit, interval and adjusted p, if there is one."""
-    change = row["difference"]
     low = row["low"]
     high = row["high"]
     names_text = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
     # not `format_difference`, because the unit stands before the interval
     text = (
-        f"{names_text}: {format_estimate(change, low, high)} points "
+        f"{names_text}: {format_estimate(row['difference'], low, high)} points "
         f"{format_interval(low, high, has_sign=True)}".rstrip()
     )
     if row["p_adjusted"] is not None:
