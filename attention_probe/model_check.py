@@ -35,20 +35,16 @@ def check_model(model: str) -> tuple[str, bool]:
     with TemporaryDirectory() as folder:
         run_path = Path(folder, "run")
         try:
-            paragraphs.append(_run_problems(model, run_path))
+            config = load_config(
+                resources.folder("configs") / "runs" / "doctor.yaml",
+                {"model.model_args.pretrained": model},
+            )
+            finished_run = run(config, output=run_path)
+            paragraphs.append(make_table([finished_run], TableOptions(explain=False)))
             paragraphs.append(_check_attention(run_path))
         except HarnessError as error:
             return "\n\n".join([*paragraphs, f"FAIL    {error}"]), True
     return "\n\n".join(paragraphs), False
-
-
-def _run_problems(model: str, run_path: Path) -> str:
-    """Run the problems of doctor.yaml, store the run, and return its table."""
-    config = load_config(
-        resources.folder("configs") / "runs" / "doctor.yaml",
-        {"model.model_args.pretrained": model},
-    )
-    return make_table([run(config, output=run_path)], TableOptions(explain=False))
 
 
 def _check_attention(run_path: Path) -> str:
@@ -64,8 +60,7 @@ def _check_attention(run_path: Path) -> str:
     for folder_name, engine_arguments in (("reference", None), ("engine", {})):
         settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine_arguments)
         traces_path = run_path.with_name(folder_name)
-        prompts_config = PromptsConfig(run=run_path, n=1)
-        probe(prompts_config, settings, traces_path, lambda finished, total: None)
+        probe(PromptsConfig(run=run_path, n=1), settings, traces_path, lambda finished, total: None)
         with AttentionTraces(traces_path) as traces:
             mean_weights.append(traces.get(traces.problem_ids[0], "mless").mean_all)
     hugging_face_weights, engine_weights = mean_weights

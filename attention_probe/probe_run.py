@@ -15,7 +15,7 @@ from pathlib import Path
 from attention_probe.probe_settings import ProbeSettings, refuse_changed_model
 from attention_probe.probed_model import MeasureProblem, flatten_prompts, open_model
 from attention_probe.prompts.prompts_config import PromptsConfig, load_source
-from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_problem
+from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_prompts_of_problem
 from attention_probe.traces import HEADER_FILE, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.problem_selection import Criterion, count_flips, select
@@ -78,7 +78,7 @@ def run_probe(
     tokenizer = settings.load_tokenizer()
     # The prompts are compared before any weights are loaded, so a difference is found in seconds.
     prompts_by_problem = {
-        problem.id: tokenize_problem(problem, tokenizer, conditions=settings.conditions)
+        problem.id: tokenize_prompts_of_problem(problem, tokenizer, conditions=settings.conditions)
         for problem in problems
     }
     header = make_header(settings, source, criterion.flip)

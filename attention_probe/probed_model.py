@@ -61,6 +61,8 @@ def open_model(
     # The engine sums attention over sets of queries: one set for each average, and one for each
     # stored row, which is that of a single query.
     set_count = QUERY_SET_COUNT + max(map(options.count_rows, prompts))
+    # the layers by what interventions change in them (see `find_changed_layers`), and the layers
+    # whose attention is recorded
     layers_by_use = settings.opened | {"recorded": sorted(settings.layers)}
     with closing(open_recorder(engine_arguments, layers_by_use, set_count)) as engine:
         yield partial(measure_in_engine, engine, options=options), {}

@@ -133,8 +133,9 @@ class AttentionTraces:
         if not header_path.is_file():
             raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
         with _explain_read_errors(header_path):
-            content = json.loads(header_path.read_bytes())
-            header_content = as_record(_HeaderContent, content, header_path)
+            header_content = as_record(
+                _HeaderContent, json.loads(header_path.read_bytes()), header_path
+            )
         self.header = header_content.header
         self.receipt = header_content.receipt
         self.path = path

@@ -84,12 +84,11 @@ def probe(
     run_or_logs = locate_run(source) if source else None
     # `locate_run` returns logs by condition, or one path
     source_key = "logs" if isinstance(run_or_logs, dict) else "run"
-    is_dataset_file = dataset not in (None, "math500")
     prompt_values = {
         source_key: run_or_logs,
         "metric": metric,
         "layout": layout,
-        "dataset": {"path": dataset} if is_dataset_file else dataset,
+        "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
         "flip": flip,
         "controls": controls,
         "ids": split_words(ids),

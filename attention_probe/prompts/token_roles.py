@@ -120,13 +120,13 @@ PromptsByCondition = Mapping[str, TokenizedPrompt]
 """One problem's prompts by condition."""
 
 
-def tokenize_problem(
+def tokenize_prompts_of_problem(
     problem: AnsweredProblem,
     tokenizer: PreTrainedTokenizerBase,
     *,
     conditions: Sequence[str],
 ) -> dict[str, TokenizedPrompt]:
-    """The problem's prompts as tokens, aligned to the baseline's.
+    """The problem's prompt under each condition as tokens, aligned to the baseline's prompt.
 
     Args:
         problem: A problem with a prompt under the baseline and every condition.
@@ -206,14 +206,11 @@ def _build_prompt(
         )
     stored_prompt = problem.prompts[condition]
     requested_prompt = stored_prompt.requested_prompt
+    text = stored_prompt.prompt
     untokenized_prompt = BuiltPrompt(
-        requested_prompt=requested_prompt,
-        text=stored_prompt.prompt,
-        intervention=stored_prompt.intervention,
+        requested_prompt=requested_prompt, text=text, intervention=stored_prompt.intervention
     )
-    built_prompt = add_tokens(
-        untokenized_prompt, find_segments(requested_prompt, stored_prompt.prompt), tokenizer
-    )
+    built_prompt = add_tokens(untokenized_prompt, find_segments(requested_prompt, text), tokenizer)
     if stored_prompt.prompt_token_sha256 not in (None, built_prompt.prompt_token_sha256):
         raise PromptMismatchError(
             f"Problem {stored_prompt.problem_id}, condition {condition!r}: this tokenizer makes "

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import ABSENT, ROLES, common_masks, tokenize_problem
+from attention_probe.prompts.token_roles import (
+    ABSENT,
+    ROLES,
+    common_masks,
+    tokenize_prompts_of_problem,
+)
 from harness import Run, errors
 from harness.constants import SEPARATOR
 from harness.experiment.conditions import NAMED_CONDITIONS, Placement, UnitCondition, as_condition
@@ -49,7 +54,7 @@ def make_problem(text, tokenizer, layout="raw", conditions=()):
 
 def tokenize_all(problem, tokenizer):
     """The tokens of a problem under all of its conditions."""
-    return tokenize_problem(problem, tokenizer, conditions=[*problem.prompts])
+    return tokenize_prompts_of_problem(problem, tokenizer, conditions=[*problem.prompts])
 
 
 def lost_positions(base, prompt):
@@ -222,7 +227,7 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
         changes = {"doc": prompt.doc | changes["doc"]}
     changed = replace(problem, prompts={"wo": structs.replace(prompt, **changes)})
     with pytest.raises(getattr(errors, error), match=message):
-        tokenize_problem(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
+        tokenize_prompts_of_problem(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
 
 
 @with_cases
@@ -236,7 +241,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, make_run, cond
         with pytest.raises(errors.ConfigError, match=message):
             ProbeSettings(conditions=names).complete_from(source)
     names = ProbeSettings(conditions=("at-once", "last")).complete_from(source).conditions
-    tokenized = tokenize_problem(built.problems[0], toy_tokenizer, conditions=names)
+    tokenized = tokenize_prompts_of_problem(built.problems[0], toy_tokenizer, conditions=names)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
 
 
@@ -273,7 +278,9 @@ def test_a_condition_with_the_name_of_a_position_gap_is_a_condition(toy_tokenize
     source = make_source(TOY_PROBLEMS[:1], toy_tokenizer, "raw", conditions)
     recorded = ProbeSettings().complete_from(source).conditions
     assert recorded == ("wo", "mless", *names, "mless+gap")
-    tokenized = tokenize_problem(source.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
+    tokenized = tokenize_prompts_of_problem(
+        source.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap")
+    )
     sizes = {name: prompt.has_role("filler").sum() for name, prompt in tokenized.items()}
     expected = {"wo": 0, "mless": 55, "mless+gap": 0, "x+gap": 0}
     assert sizes == expected | dict.fromkeys(names, 9)

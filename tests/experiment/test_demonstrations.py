@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import yaml
 
-from attention_probe.prompts.token_roles import tokenize_problem
+from attention_probe.prompts.token_roles import tokenize_prompts_of_problem
 from harness import Run, RunConfig, load_config, load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
@@ -296,7 +296,7 @@ def test_the_probe_pairs_the_tokens_of_prompts_with_examples(run, layout, toy_to
     problems = read_source(run, layout=layout).problems
     assert (len(problems), len({problem.cluster for problem in problems})) == (10, 5)
     for problem in problems:
-        tokenized = tokenize_problem(problem, toy_tokenizer, conditions=["wo", "x"])
+        tokenized = tokenize_prompts_of_problem(problem, toy_tokenizer, conditions=["wo", "x"])
         assert_aligned(tokenized)
         filled = tokenized["x"]
         assert filled.has_role("filler").sum() == 27

@@ -289,7 +289,8 @@ def add_tokens(
     offsets = np.array(ranges, np.int32).reshape(-1, 2)
     counts = count_characters(built_prompt.text, spans, offsets)
     filler_characters = counts[:, FILLER_INDEX]
-    widths = offsets[:, 1] - offsets[:, 0]
+    starts, ends = offsets.T
+    widths = ends - starts
     has_width = widths > 0
     inner_positions = np.flatnonzero(has_width & (filler_characters == widths)).tolist()
     is_straddling = (filler_characters > 0) & (filler_characters < widths)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, quote_error
-from harness.experiment.prompts.prompt import Prompt, Role, join_texts
+from harness.experiment.prompts.prompt import Prompt, Role, Segment, join_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -158,23 +158,40 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
             continue
         searched_text = turn_text if turn_text in text[previous_end:] else turn_text.strip()
         # The template's own text between two turns may contain a short problem, so the last turn is
-        # the last occurrence of its text. Without a turn before it, it is the first occurrence.
+        # the last occurrence of its text. A single turn usually contains the instruction, which the
+        # template's text before it does not, so it is the first occurrence.
         takes_last = bool(spans) and turn_number == len(turns)
         turn_start = _find_turn(searched_text, text, previous_end, takes_last=takes_last)
         previous_end = turn_start + len(searched_text)
-        # where the current segment would end if the template had not trimmed the turn
-        untrimmed_end = turn_start - turn_text.index(searched_text)
-        start = turn_start
-        for segment in turn:
-            untrimmed_end += len(segment.text)
-            # within the turn, so that the range of a trimmed segment is empty
-            stop = min(max(untrimmed_end, turn_start), previous_end)
-            # a trimmed filler is kept with an empty range, so that the checks expect its tokens
-            if segment.role != "turn" and (start < stop or segment.role != "separator"):
-                spans.append((segment.role, (start, stop)))
-            # segments follow each other without a gap
-            start = stop
+        # where the turn would begin if the template had not trimmed it
+        untrimmed_start = turn_start - turn_text.index(searched_text)
+        spans += _clip_segments(turn, untrimmed_start, turn_start, previous_end)
     return spans
+
+
+def _clip_segments(
+    turn: Sequence[Segment], untrimmed_position: int, turn_start: int, turn_end: int
+) -> Iterator[RoleSpan]:
+    """Yield the role and the range of characters of each segment of a turn in the templated text.
+
+    Args:
+        turn: The segments of the turn, untrimmed.
+        untrimmed_position: Where the turn would begin if the template had not trimmed it. Each
+            segment moves it on by its length.
+        turn_start: Where the trimmed turn begins. No range begins before it.
+        turn_end: Where the trimmed turn ends. No range ends after it.
+    """
+    start = turn_start
+    for segment in turn:
+        # now where the segment would end
+        untrimmed_position += len(segment.text)
+        # within the turn, so that the range of a trimmed segment is empty
+        stop = min(max(untrimmed_position, turn_start), turn_end)
+        # a trimmed filler is kept with an empty range, so that the checks expect its tokens
+        if segment.role != "turn" and (start < stop or segment.role != "separator"):
+            yield segment.role, (start, stop)
+        # segments follow each other without a gap
+        start = stop
 
 
 def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> int:

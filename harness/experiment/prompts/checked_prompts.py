@@ -104,7 +104,7 @@ def build_checked_prompts(
             has_system_turn=has_system_turn(model_tokenizer.tokenizer, model_tokenizer.switches),
         )
     # only the first condition has notes on problems, because all conditions have the same problems
-    notes = (
+    problem_notes = (
         tuple(_note_control_tokens([*problems, *settings.examples], model_tokenizer))
         if model_tokenizer
         else ()
@@ -116,22 +116,27 @@ def build_checked_prompts(
     build_unfilled = cache(build_condition)
     for condition in conditions:
         unfilled_prompts = build_unfilled(condition.without_filler())
-        condition_prompts = ConditionPrompts(
+        built_prompts = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
             prompts=build_condition(condition) if condition.filler_key else unfilled_prompts,
-            notes=notes,
+            notes=problem_notes,
             draw=settings.draw,
             sample_number=settings.sample_number,
         )
-        notes = ()
-        if model_tokenizer is not None:
-            condition_prompts = _check_prompts(condition_prompts, unfilled_prompts, model_tokenizer)
-            if settings.scored_form is not None:
-                condition_prompts = _add_answers(condition_prompts, settings, model_tokenizer)
-            _refuse_long_prompts(condition_prompts, model_tokenizer, max_gen_toks)
-        yield condition_prompts
+        # all further conditions are without them
+        problem_notes = ()
+        # without a tokenizer nothing can be checked
+        if model_tokenizer is None:
+            yield built_prompts
+            continue
+        checked_prompts = _check_prompts(built_prompts, unfilled_prompts, model_tokenizer)
+        if settings.scored_form is not None:
+            checked_prompts = _add_answers(checked_prompts, settings, model_tokenizer)
+        # after the answers are added, because the longest one must fit too
+        _refuse_long_prompts(checked_prompts, model_tokenizer, max_gen_toks)
+        yield checked_prompts
 
 
 def _build_prompts(
@@ -185,6 +190,7 @@ def _add_answers(
             answer_tokens.append(tokens)
             if is_merged:
                 remarks.add(MERGED_REMARK)
+            # the first answer is the gold answer
             _, gold_ids = answer_tokens[0]
             if answer_text in other_answers and len(tokens.answer_ids) != len(gold_ids):
                 remarks.add(OTHER_LENGTH_REMARK)
@@ -221,7 +227,12 @@ def _tokenize_answer(
 
 
 def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
-    """The label between prompt and answer, and the end of the answer's box or line after it."""
+    """The label between prompt and answer, and the end of the answer's box or line after it.
+
+    The label is empty if the prompt itself ends inside an open box. Otherwise it ends open
+    reasoning, has the template's blank, and opens a box if the answer is scored in one.
+    """
+    # empty texts if the beginning of the answer has no box
     _, box_label, box_content = prompt.answer_prefix.rpartition(BOX_LABEL)
     # the answer's beginning has a box that is still open
     if box_label and "}" not in box_content:
@@ -282,8 +293,7 @@ def _check_prompts(
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
             _, gap_size = find_gap(changes)
             # a prompt with a gap has no filler; only the positions after the gap are moved
-            sent_prompt = unfilled_prompt if gap_size else prompt
-            prompt = replace(sent_prompt, intervention=changes)
+            prompt = replace(unfilled_prompt if gap_size else prompt, intervention=changes)
         prompts.append(prompt)
     return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))
 
@@ -356,13 +366,14 @@ def _refuse_long_prompts(
     most_tokens = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
     excess = most_tokens + max_gen_toks - model_tokenizer.context_length
     if excess > 0:
-        sentence = (
+        raise _make_error(
+            condition_prompts,
+            model_tokenizer,
             f"{most_tokens} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
             f"exceed the context length of {model_tokenizer.context_length} by {excess}. Raise "
             "max_model_len, or lower max_gen_toks (for lm_eval in --metadata, such as "
-            "'{\"max_gen_toks\": 64}')."
+            "'{\"max_gen_toks\": 64}').",
         )
-        raise _make_error(condition_prompts, model_tokenizer, sentence)
 
 
 def _make_error(

@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, cycle, groupby
@@ -198,12 +198,12 @@ class PromptSettings:
         Raises:
             ConfigError: only the problem or only a template has choices.
         """
+        asks_in_text = self.asks_in_text and self.layout is Layout.RAW
+        template_without_choices = QUESTION_AND_ANSWER if asks_in_text else ONLY_PROBLEM
         # the template if neither the run nor the condition has one
-        default_template = ONLY_PROBLEM
-        if self.asks_in_text and self.layout is Layout.RAW:
-            default_template = QUESTION_AND_ANSWER
-        if problem.choices:
-            default_template = default_template.replace("{problem}", "{problem}\n{choices}")
+        default_template = template_without_choices.replace(
+            "{problem}", "{problem}\n{choices}" if problem.choices else "{problem}"
+        )
         templates = condition.choose_templates(self.template or default_template, self.question)
         parsed_example, parsed_question = (
             parse_template(str(template), condition.filler_key is not None)
@@ -290,8 +290,8 @@ def _choose_role(piece: Piece, pieces: Pieces, is_example: bool) -> Role:
 
 def _fill_pieces(
     pieces: Pieces, problem: Problem, filler_text: str, *, is_example: bool = False
-) -> Segments:
-    """The segments of pieces of a template, with the texts of a problem in place of the names."""
+) -> Iterator[Segment]:
+    """Yield the segments of pieces of a template, with a problem's texts in place of the names."""
     text_by_name = {f"row.{column}": text for column, text in problem.row.items()}
     text_by_name |= {
         "problem": problem.problem,
@@ -299,11 +299,9 @@ def _fill_pieces(
         "choices": "\n".join(letter_lines(problem.choices)),
         "filler": fill_columns(filler_text, problem.row),
     }
-    segments = []
     for piece in pieces:
         text = text_by_name[piece.text] if piece.kind == "name" else piece.text
-        segments.append(Segment(_choose_role(piece, pieces, is_example), text))
-    return segments
+        yield Segment(_choose_role(piece, pieces, is_example), text)
 
 
 def _fill_example(
@@ -342,19 +340,19 @@ def _insert_at_random(
     instruction or of the problem: a cut there does not change the tokens on either side.
     """
     problem_index = [segment.role for segment in body].index("problem")
-    # the segments, the index of one of them, and a position in its text; the first boundary, at
-    # position 0, is the one after the instruction
+    # Each boundary is the segments of the system or of the body, the index of one of them, and a
+    # position in its text. The first boundary, at position 0, is the one after the instruction.
     boundaries = [(body, 0, 0)]
     for segments, index in ((system, 0), (body, problem_index)):
         blanks = re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text)
         boundaries += [(segments, index, blank.start()) for blank in blanks]
     segments, index, position = random.Random(seed).choice(boundaries)
+    # only the boundary after the instruction has position 0: a blank has a word before it
     if not position:
         return system, insertion + body
-    role = segments[index].role
-    text = segments[index].text
-    head = Segment(role, text[:position])
-    tail = Segment(role, text[position:])
+    cut_segment = segments[index]
+    head = Segment(cut_segment.role, cut_segment.text[:position])
+    tail = Segment(cut_segment.role, cut_segment.text[position:])
     # `insertion` ends with a separator; another one stands before the filler
     inserted_segments = [head, insertion[-1], *insertion, tail]
     segments_with_filler = segments[:index] + inserted_segments + segments[index + 1 :]
