@@ -18,7 +18,7 @@ MetricName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|NAME,FILTER",
-        help="MetricName that decides right or wrong in logs of other tasks.",
+        help="Metric that decides right or wrong in logs of other tasks.",
     ),
 ]
 Columns = Annotated[
@@ -41,7 +41,7 @@ ScoreName = Annotated[
 ]
 DecimalOption = Annotated[
     DecimalSign | None,
-    typer.Option(help="DecimalOption sign of the gold answers: a comma or a point."),
+    typer.Option(help="Decimal sign of the gold answers: a comma or a point."),
 ]
 FormatName = Annotated[TableFormat, typer.Option("--format", help="Output format.")]
 Baseline = Annotated[

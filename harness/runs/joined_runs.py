@@ -23,7 +23,16 @@ from harness.runs.run_reader import HASH_KEY, VERSION_NAMES, Run
 
 _PERMITTED_CHANGE_PATTERN = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
-_FACT_NAMES = (*VERSION_NAMES, *"model model_sha256 engine greedy sampling versions seed".split())
+_FACT_NAMES = (
+    *VERSION_NAMES,
+    "model",
+    "model_sha256",
+    "engine",
+    "greedy",
+    "sampling",
+    "versions",
+    "seed",
+)
 """Facts besides the settings."""
 _CONFOUNDING_SETTING_PATTERN = re.compile(
     r"([\w-]+\.)*(greedy|(num_)?fewshot(_seed)?|examples|max_(gen_toks|(new_)?tokens)|\w+_limit)\b"

@@ -55,10 +55,13 @@ HASH_KEY = "problem"
 _RECEIPT_FACTS = (
     "problems",
     *VERSION_NAMES,
-    *"prompts_sha256 created versions git_revision added_tokens".split(),
+    "prompts_sha256",
+    "created",
+    "versions",
+    "git_revision",
+    "added_tokens",  # only runs on servers have it
 )
-"""Facts that a table's receipt takes unchanged from the run's receipt, where it has them: only runs
-on servers have `added_tokens`."""
+"""Facts that a table's receipt takes unchanged from the run's receipt."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
