@@ -23,8 +23,8 @@ def parse_numbers(choice: str | int | Iterable[str | int] | None, option: str) -
         option: The option or key, for messages.
 
     Raises:
-        ConfigError: there is no number, or a word is neither a number from 1 nor a range that
-            counts up.
+        ConfigError: the choice is empty, or one of its words is neither a number from 1 nor a range
+            that counts up.
     """
     if choice is None:
         return ()

@@ -136,7 +136,8 @@ def sum_samples(
     counted_samples = samples[[*prompt_columns, "right", "graded"]].assign(samples=1, repeats=1)
     if score_name in MEAN_SCORES:
         # A number becomes a ratio of integers, right / samples, as all other scores are. Tables
-        # multiply this ratio by 100, so the number is divided by 100 here.
+        # multiply this ratio by 100, so the number is divided by 100 here. `outcomes` has already
+        # multiplied fractions by 100.
         counted_samples["right"] = (samples[score_name] / 100 * MOST_SETS).round()
         counted_samples["graded"] = counted_samples["samples"] = MOST_SETS
         return _sum_by_prompt(counted_samples, prompt_columns)

@@ -172,8 +172,8 @@ class Progress:
         finished_samples = total_task.completed - self._recorded_counts[TOTAL_BAR_NAME]
         remaining_samples = total_task.remaining or 0
         # rich's own estimate starts at the first finished sample. The samples of a batch finish
-        # late and close together, so that estimate would be too short. The time
-        # stays 0 if nothing was generated or finished.
+        # late and close together, so that estimate would be too short. The time stays 0 if nothing
+        # was generated or finished.
         seconds_left = 0.0
         if generated_tokens:
             tokens_per_sample = (

@@ -70,10 +70,14 @@ class PromptAttention(list[Weights]):
     rows: Sequence[Weights]
 
     def show(self) -> Page:
-        """The interactive page. A notebook displays it if it is the last value of a cell."""
+        """The interactive page. A notebook displays it if it is the last value of a cell.
+
+        The page compares conditions. These prompts have none, so the model's name stands for one.
+        """
         prompts = []
         for mean_weights, rows, tokens in zip(self, self.rows, self.tokens, strict=True):
             positions = np.arange(len(tokens))
+            # all tokens have role 0, which is not marked, and are at their own positions
             prompt = describe_prompt(
                 tokens, mean_weights, rows, np.zeros_like(positions), positions
             )

@@ -108,7 +108,8 @@ class GraderPool:
             while self._pending_count:
                 tag, grade = self._finished_results.get(timeout=0 if results else timeout_s)
                 self._pending_count -= 1
-                # a job of a worker gives a future, which is done by now
+                # The queue holds the grade itself if no worker was needed. Otherwise it holds the
+                # worker's future, which was put into the queue when it was done.
                 if isinstance(grade, Future):
                     grade = grade.result()
                 results.append((tag, grade))
@@ -153,9 +154,9 @@ class GraderPool:
 def _grade_as_text(job: GradeJob) -> tuple[Grade, dict[str, Any]]:
     """Grade a job by comparing texts, and return what a worker needs to compare as mathematics.
 
-    A worker needs `targets`, the accepted answers, and `decimal`, the job's decimal sign. It needs
-    nothing if texts decide: there is no answer, or it is equal to a target. Then the mapping is
-    empty. Otherwise the grade is incorrect until a worker has replaced its verdict.
+    The mapping for the worker has `targets`, the accepted answers, and `decimal`, the job's decimal
+    sign. It is empty if the texts decide, because the answer is missing or equal to a target.
+    Otherwise the grade is incorrect until a worker has replaced its verdict.
     """
     answer = read_answer(job)
     if isinstance(answer, Grade):

@@ -184,7 +184,11 @@ class StoredPrompt(Struct, omit_defaults=True):
 
     @property
     def question(self) -> str:
-        """The problem as the baseline shows it; in another task's log, the text of all copies."""
+        """The text by which copies of a problem are found.
+
+        It is the problem as the baseline shows it. In the log of another task it is the text that
+        `sample_log` reads as `question_of_log`, because such a document need not have a `problem`.
+        """
         # the document has `shown` only where prompts show more or less than the dataset's problem
         texts = (self.doc.get(field) for field in ("question_of_log", "shown", "problem"))
         return fold_text(next(filter(None, texts)))

@@ -133,8 +133,9 @@ class GroupKey(NamedTuple):
 
     Attributes:
         change_number: The number of the group's change in the lists of its requests, from 1.
-        shared_index: Which layers or changes the members share, as an index into a list of those
-            of the step: see `WorkerInterventions._group_chunks`.
+        shared_index: Which layers (for attention) or changes (for activations and outputs) the
+            members share, as an index into a list of those of the step: see
+            `WorkerInterventions._group_chunks`.
         separate_row: The first row of a longer chunk, which is a separate group; -1 for the groups
             of single tokens.
     """

@@ -280,8 +280,8 @@ def _remove_document_texts(
     """The text of a prompt around its document's texts, without blanks.
 
     It is `AnsweredPrompt.surroundings`: what remains of a problem's prompt must be equal under all
-    conditions, and `lm_eval_logs` compares it. None, if the document's texts are not known: then it
-    is not compared.
+    conditions, and `lm_eval_logs` compares it. If the document's texts are not known, the result is
+    None, and nothing is compared.
 
     The texts are found from the last to the first, each before the one that follows it, because
     examples, which come first in a prompt, may contain the same texts.
